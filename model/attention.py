@@ -19,12 +19,15 @@ from tril.model.layers import make_norm
 from tril.model.masks import (
     Masking,
     as_boolean,
+    causal_facts,
     causal_mask,
-    check_masking,
+    check_scores,
+    check_window,
     last_row,
     open_fully_masked_rows,
     visible_keys,
 )
+from tril.model.offset_keys import OffsetKeys
 from tril.model.positions import rotate
 
 
@@ -70,15 +73,16 @@ def attention(
     if n_missing:  # without heads the batch takes their dimension, so that masks align as they are
         query, key, value = query[(None,) * n_missing], key[(None,) * n_missing], value[(None,) * n_missing]
     n_queries, n_keys = query.shape[2], key.shape[2]
+    facts = causal_facts(n_queries, n_keys, window) if causal else None
     fully_masked = None
-    if mask is not None or bias is not None or (causal and n_queries > n_keys):  # can leave a query without a key
+    if mask is not None or bias is not None or (facts and facts.has_fully_masked_row):
         mask = visible_keys(n_queries, n_keys, mask=mask, bias=bias, causal=causal, window=window, device=query.device)
         assert mask is not None
         mask, fully_masked = open_fully_masked_rows(mask)
         bias = None if bias is None else bias.masked_fill(bias == -math.inf, 0.0)  # `mask` hides these keys
         causal, window = False, None
-    elif n_queries == 1 and (window is None or window >= n_keys):
-        causal, window = False, None  # one query at the last position sees every key
+    elif facts and facts.is_full:  # such as one query at the last position
+        causal, window = False, None
     # On a CPU, a compiled decoding step runs the explicit backend: the compiler fuses it into loops that read the KV
     # cache once.
     is_compiled_step = n_queries == 1 and torch.compiler.is_compiling() and query.device.type == "cpu"
@@ -128,44 +132,6 @@ def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None = None) -> Tenso
     return attention(q, k, no_values, mask=mask, need_weights=True)[1]
 
 
-def offset_keys(k: Tensor, before: Tensor | None = None) -> Tensor:
-    """Gives half of each key to the position before it: a query that matches a token finds the one that followed it.
-
-    One layer can then continue a passage that occurred before; without it, that takes two layers, of which the first
-    looks at the previous token (partial key offset, https://github.com/KellerJordan/modded-nanogpt/pull/169). The half
-    consists of the pairs that `rotate` turns slowest, whose product hardly depends on the distance.
-
-    Args:
-        k: (B, G, T, D), rotated.
-        before: (B, G, 1, D), the key before the first one; None: zero.
-
-    Returns:
-        (B, G, T, D).
-    """
-    shifted = F.pad(k[..., :-1, :], (0, 0, 1, 0)) if before is None else torch.cat((before, k[..., :-1, :]), -2)
-    return torch.where(_slow_half(k), shifted, k)
-
-
-def separate_keys(k: Tensor, visible: Tensor | None) -> Tensor:
-    """Zeroes the offset half of a key that a query sees without the one before, as at the start of a document.
-
-    Args:
-        k: (B, G, S, D), of `offset_keys`.
-        visible: boolean, broadcastable to (B, H, T, S); None: all keys are visible.
-    """
-    if visible is None:
-        return k
-    visible = visible.expand(*(1,) * (4 - visible.dim()), *visible.shape[:-1], k.shape[-2])  # (.., .., T or 1, S)
-    is_first = (visible & ~F.pad(visible[..., :-1], (1, 0))).any(dim=(1, 2))  # (B or 1, S)
-    return k.masked_fill(is_first[:, None, :, None] & _slow_half(k), 0.0)
-
-
-def _slow_half(k: Tensor) -> Tensor:
-    """Which of the columns belong to the slower half of the rotary pairs (i, i + D/2): (D,) bool."""
-    half = k.shape[-1] // 2
-    return torch.arange(k.shape[-1], device=k.device) % max(1, half) >= -(-half // 2)
-
-
 def _check_arguments(q, k, v, mask, bias, causal, window, dropout_p, backend) -> None:
     q_shape, k_shape, v_shape = q.shape, k.shape, v.shape
     dims = len(q_shape)
@@ -182,8 +148,13 @@ def _check_arguments(q, k, v, mask, bias, causal, window, dropout_p, backend) ->
         raise ValueError(f"backend={backend!r} must be one of {', '.join(BACKENDS)}")
     if not 0.0 <= dropout_p < 1.0:
         raise ValueError(f"dropout_p={dropout_p} must be at least 0 and below 1")
-    if mask is not None or bias is not None or window is not None:
-        check_masking(Masking(mask, bias, causal, window), (*q_shape[:-1], k_shape[-2]))
+    check_window(window, causal=causal)
+    if mask is not None:
+        check_scores("mask", as_boolean(mask), (*q_shape[:-1], k_shape[-2]))
+    if bias is not None:
+        if not bias.is_floating_point():
+            raise ValueError(f"bias must be floating point, not {bias.dtype}; a boolean or 0/1 mask is given as mask")
+        check_scores("bias", bias, (*q_shape[:-1], k_shape[-2]))
 
 
 def head_sizes(
@@ -220,7 +191,7 @@ class MultiHeadAttention(nn.Module):
         causal: self-attention masks the future. Cross-attention sees the whole context.
         window, backend: as in `attention`; a window needs `causal`.
         qkv_bias, out_bias: biases in the q, k and v projections, and in the output projection.
-        key_offset: see `offset_keys`, and `separate_keys` where a mask or bias hides keys.
+        key_offset: half of each key is that of the position before, see `OffsetKeys`.
         out_proj: False: no output projection; the concatenated heads (H * D_v) are the output.
         qk_norm: normalization of each head's q and k, with a gain over D shared by the heads: "rmsnorm" (Henry et al.
             2020; also True), "layernorm" (Dehghani et al. 2023) or "none" (also False).
@@ -256,14 +227,13 @@ class MultiHeadAttention(nn.Module):
         super().__init__()
         if backend not in BACKENDS:
             raise ValueError(f"backend={backend!r} must be one of {', '.join(BACKENDS)}")
-        check_masking(Masking(None, None, causal, window), ())
+        check_window(window, causal=causal)
         if not out_proj and (out_bias or out_dim is not None):
             raise ValueError("out_proj=False leaves out the projection of out_dim and out_bias; set one or the other")
         kv_dim, out_dim = dim if kv_dim is None else kv_dim, dim if out_dim is None else out_dim
         sizes = head_sizes(dim, n_heads, n_kv_heads, head_dim, v_head_dim, kv_dim=kv_dim, out_dim=out_dim)
         self.n_heads, self.n_kv_heads, self.head_dim, self.v_head_dim = sizes
         self.causal, self.window, self.backend, self.attn_dropout = causal, window, backend, attn_dropout
-        self.key_offset = key_offset
         self.widths = (dim, kv_dim, kv_dim)  # of query, key and value
 
         self.q_proj = nn.Linear(dim, self.n_heads * self.head_dim, bias=qkv_bias)
@@ -272,6 +242,7 @@ class MultiHeadAttention(nn.Module):
         self.o_proj = nn.Linear(self.n_heads * self.v_head_dim, out_dim, bias=out_bias) if out_proj else nn.Identity()
         self.q_norm = make_norm(qk_norm, self.head_dim, eps=norm_eps)
         self.k_norm = make_norm(qk_norm, self.head_dim, eps=norm_eps)
+        self.offset_keys = OffsetKeys(self.head_dim) if key_offset else None
         self.resid_dropout = nn.Dropout(resid_dropout)
 
     def forward(
@@ -293,8 +264,7 @@ class MultiHeadAttention(nn.Module):
 
         Args:
             query: (B, T, C).
-            key: (B, S, kv_dim). None, or the query tensor itself: self-attention. Otherwise all of it is visible unless
-                `mask` or `bias` hide a part.
+            key: (B, S, kv_dim), all visible unless `mask` or `bias` hide a part. None, or the query: self-attention.
             value: (B, S, kv_dim); None: the key.
             mask, bias, need_weights: as in `attention`; S counts cached positions too.
             rope: cos and sin at the positions of the query, see `tril.model.positions.rotate`.
@@ -309,22 +279,9 @@ class MultiHeadAttention(nn.Module):
         Raises:
             ValueError: cross-attention with `rope` or `cache`, `cache` without causal=True, or shapes that do not fit.
         """
-        is_self = key is None or key is query
-        if not is_self and (rope is not None or cache is not None):
-            raise ValueError("cross-attention takes neither rope nor cache, which belong to positions of the query")
-        if cache is not None and not self.causal:
-            raise ValueError("cache needs causal=True: otherwise past outputs change with each new position")
-        causal, window = (self.causal, self.window) if is_self else (False, None)
-        key = query if key is None else key
-        value = key if value is None else value
-        q_shape, k_shape, v_shape = query.shape, key.shape, value.shape
-        fits = len(q_shape) == len(k_shape) == 3 and (key is value or k_shape[:-1] == v_shape[:-1])
-        if not fits or (q_shape[-1], k_shape[-1], v_shape[-1]) != self.widths:
-            shapes = f"query {tuple(q_shape)}, key {tuple(k_shape)}, value {tuple(v_shape)}"
-            raise ValueError("{} must be (B, T, {}), (B, S, {}), (B, S, {})".format(shapes, *self.widths))
+        key, value, causal, window = self._sources(query, key, value, rope is not None, cache)
         if last_only:
-            query = query[:, -1:]  # (B, 1, C); T is 1 from here on
-            mask, bias = last_row(mask), last_row(bias)
+            query, mask, bias = query[:, -1:], last_row(mask), last_row(bias)  # (B, 1, C); T is 1 from here on
         q = self.q_proj(query).unflatten(-1, (self.n_heads, self.head_dim)).transpose(1, 2)  # (B, H, T, D)
         k = self.k_proj(key).unflatten(-1, (self.n_kv_heads, self.head_dim)).transpose(1, 2)  # (B, G, S, D)
         v = self.v_proj(value).unflatten(-1, (self.n_kv_heads, self.v_head_dim)).transpose(1, 2)  # (B, G, S, D_v)
@@ -332,29 +289,49 @@ class MultiHeadAttention(nn.Module):
             v = v + value_bias.unflatten(-1, (self.n_kv_heads, self.v_head_dim)).transpose(1, 2).type_as(v)
         q, k = self.q_norm(q), self.k_norm(k)
         if rope is not None:
-            k = rotate(k, *rope)
-            q = rotate(q, *((table[..., -1:, :] for table in rope) if last_only else rope))
-        last = k[:, :, -1:] if self.key_offset else None  # (B, G, 1, D)
-        if self.key_offset:
-            k = offset_keys(k, None if cache is None else cache.following().type_as(k))
+            q, k = rotate(q, *(table[..., -q.shape[2] :, :] for table in rope)), rotate(k, *rope)
+        if self.offset_keys is not None:
+            k = self.offset_keys.shift(k, cache)
         if cache is not None:
-            k, v = cache.update(k, v, last)  # (B, G, past + T, D or D_v)
-        if self.key_offset:
-            shape = {"n_queries": q.shape[2], "n_keys": k.shape[2], "device": q.device}
-            k = separate_keys(k, visible_keys(**shape, mask=mask, bias=bias, causal=False, window=None))
-        if cache is not None:
-            if isinstance(cache.start, Tensor):  # k and v include positions that are not written yet
-                written = causal_mask(q.shape[2], k.shape[2], window=window, start=cache.start, device=q.device)
-                mask, causal, window = (written if mask is None else written & as_boolean(mask)), False, None
-        dropout_p = self.attn_dropout if self.training else 0.0
-        options = {"dropout_p": dropout_p, "backend": self.backend, "need_weights": need_weights}
+            k, v = cache.update(k, v)  # (B, G, past + T, D or D_v)
+        if self.offset_keys is not None:
+            k = self.offset_keys.separate(k, q.shape[2], mask=mask, bias=bias)
+        if cache is not None and isinstance(cache.start, Tensor):
+            mask, causal, window = cache.written(q.shape[2], mask=mask, window=window), False, None
+        options = {
+            "dropout_p": self.attn_dropout * self.training,
+            "backend": self.backend,
+            "need_weights": need_weights,
+        }
         out = attention(q, k, v, mask=mask, bias=bias, causal=causal, window=window, **options)
         out, weights = out if isinstance(out, tuple) else (out, None)  # (B, H, T, D_v), (B, H, T, S)
         if head_gate is not None:
-            shape, per_row = tuple(head_gate.shape), (q.shape[0], self.n_heads)
-            if shape not in (per_row[1:], per_row):
-                raise ValueError(f"head_gate of shape {shape} must be (H,) = {per_row[1:]} or (B, H) = {per_row}")
-            out = out * head_gate.view(-1, self.n_heads, 1, 1).type_as(out)  # (1 or B, H, 1, 1)
+            out = self._gated(out, head_gate)
         out = out.transpose(1, 2).flatten(2)  # (B, H, T, D_v) -> (B, T, H*D_v)
         out = self.resid_dropout(self.o_proj(out))  # (B, T, out_dim)
         return out if weights is None else (out, weights)
+
+    def _sources(
+        self, query: Tensor, key: Tensor | None, value: Tensor | None, is_rotated: bool, cache: LayerCache | None
+    ) -> tuple[Tensor, Tensor, bool, int | None]:
+        """The checked inputs of the keys and values, and the causal mask and window of the call."""
+        is_self = key is None or key is query
+        if not is_self and (is_rotated or cache is not None):
+            raise ValueError("cross-attention takes neither rope nor cache, which belong to positions of the query")
+        if cache is not None and not self.causal:
+            raise ValueError("cache needs causal=True: otherwise past outputs change with each new position")
+        key = query if key is None else key
+        value = key if value is None else value
+        q_shape, k_shape, v_shape = query.shape, key.shape, value.shape
+        fits = len(q_shape) == len(k_shape) == 3 and (key is value or k_shape[:-1] == v_shape[:-1])
+        if not fits or (q_shape[-1], k_shape[-1], v_shape[-1]) != self.widths:
+            shapes = f"query {tuple(q_shape)}, key {tuple(k_shape)}, value {tuple(v_shape)}"
+            raise ValueError("{} must be (B, T, {}), (B, S, {}), (B, S, {})".format(shapes, *self.widths))
+        return key, value, is_self and self.causal, self.window if is_self else None
+
+    def _gated(self, out: Tensor, head_gate: Tensor) -> Tensor:
+        """Multiplies the output of each head, (B, H, T, D_v), by its factor."""
+        shape, per_row = tuple(head_gate.shape), (out.shape[0], self.n_heads)
+        if shape not in (per_row[1:], per_row):
+            raise ValueError(f"head_gate of shape {shape} must be (H,) = {per_row[1:]} or (B, H) = {per_row}")
+        return out * head_gate.view(-1, self.n_heads, 1, 1).type_as(out)  # (1 or B, H, 1, 1)

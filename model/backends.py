@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tril.model.masks import Masking, causal_mask
+from tril.model.masks import Masking, causal_facts, causal_mask
 
 # q, k, v, masking and dropout_p to the output and the weights, which are None where a kernel does not return them
 Backend = Callable[[Tensor, Tensor, Tensor, Masking, float], tuple[Tensor, Any]]
@@ -46,8 +46,7 @@ def fused(q: Tensor, k: Tensor, v: Tensor, masking: Masking, dropout_p: float) -
     """`torch.nn.functional.scaled_dot_product_attention`, which picks a flash, memory-efficient or cuDNN kernel."""
     mask, bias, causal, window = masking
     n_queries, n_keys = q.shape[2], k.shape[2]
-    # torch's is_causal compares row and column numbers, so it needs queries and keys that begin at the same position.
-    is_causal = causal and n_queries == n_keys and (window is None or window >= n_keys)
+    is_causal = causal and causal_facts(n_queries, n_keys, window).is_triangle
     if causal and not is_causal:
         mask = causal_mask(n_queries, n_keys, window=window, device=q.device)
     if bias is not None:
@@ -81,7 +80,7 @@ def blockwise(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool
     Args:
         q, k, v: (B, H, T or S, D or D_v).
         mask: boolean, True = may attend, or floating point, added to the scores; broadcastable to (B, H, T, S).
-        causal: only with T = S and without `mask`.
+        causal: query i sees the keys 0 to i; only with T = S and without `mask`.
     """
     n_queries, n_keys = q.shape[2], k.shape[2]
     k, v = k.flatten(0, 1), v.flatten(0, 1)  # (B*H, S, D) and (B*H, S, D_v)
@@ -90,13 +89,12 @@ def blockwise(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool
     blocks = []
     for start in range(0, max(n_queries, 1), QUERY_BLOCK):  # one empty block without queries
         end = min(start + QUERY_BLOCK, n_queries)
-        n_visible = end if causal else n_keys  # queries and keys begin at the same position where `causal` is set
-        bias = mask if mask is None else mask[..., start:end, :]
-        if causal:
-            bias = causal_mask(end - start, n_visible, device=q.device)
-        if bias is None:
-            bias = torch.zeros((), dtype=q.dtype)
-        elif bias.dtype == torch.bool:
+        n_visible = end if causal else n_keys
+        if causal:  # of keys that every query of the block sees, and a triangle at their end
+            bias = torch.ones(end - start, n_visible, dtype=torch.bool).tril(start)
+        else:
+            bias = torch.zeros((), dtype=q.dtype) if mask is None else mask[..., start:end, :]
+        if bias.dtype == torch.bool:
             bias = additive(torch.zeros(bias.shape, dtype=q.dtype), bias)
         bias = bias.expand(*q.shape[:2], end - start, n_visible).flatten(0, 1)  # (B*H, block, n_visible)
         queries = q[:, :, start:end].flatten(0, 1)  # (B*H, block, D)

@@ -7,12 +7,14 @@ wrong.
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 Device = torch.device | str | None
+FACTS_ELEMENTS = 2**24  # of a mask, that `causal_facts` looks at together
 
 
 class Masking(NamedTuple):
@@ -29,7 +31,11 @@ class Masking(NamedTuple):
 
 
 def visible_from_positions(query: Tensor, key: Tensor, window: int | None) -> Tensor:
-    """The one definition of causal visibility, of absolute positions that are compared with broadcasting."""
+    """The one definition of which keys a query may see: integer positions that are compared with broadcasting.
+
+    Every backend, the KV cache and the certificate follow it. Kernels have shortcuts for the usual mask, which
+    `causal_facts` takes only where the definition allows them.
+    """
     visible = key <= query
     return visible if window is None else visible & (key > query - window)
 
@@ -51,10 +57,51 @@ def causal_mask(
     Raises:
         ValueError: `window` < 1.
     """
-    check_masking(Masking(None, None, True, window), ())
+    check_window(window, causal=True)
     first = n_keys - n_queries if start is None else start
     query = torch.arange(n_queries, device=device)[:, None] + first  # (T, 1)
     return visible_from_positions(query, torch.arange(n_keys, device=device), window)  # (T, S)
+
+
+class CausalFacts(NamedTuple):
+    """The causal mask of one shape, as far as a shortcut needs to know it.
+
+    Attributes:
+        is_full: every query sees every key.
+        is_triangle: T = S, and query i sees the keys 0 to i: the `is_causal` of torch's kernels.
+        has_fully_masked_row: a query sees no key.
+    """
+
+    is_full: bool
+    is_triangle: bool
+    has_fully_masked_row: bool
+
+
+def causal_facts(n_queries: int, n_keys: int, window: int | None) -> CausalFacts:
+    """The facts of `causal_mask`, computed once for each definition and shape, on the CPU."""
+    # torch.compile(dynamic=True) has symbols in place of sizes; the length of a range is a number.
+    return _current_facts(len(range(n_queries)), len(range(n_keys)), window)
+
+
+def _current_facts(*shape: int | None) -> CausalFacts:
+    return _facts(visible_from_positions, *shape)
+
+
+# torch.compile calls the function instead of tracing it: torch.compiler.assume_constant_result sets the same mark, and
+# would import the compiler.
+_current_facts._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
+
+
+@functools.cache
+def _facts(definition: Callable[..., Tensor], n_queries: int, n_keys: int, window: int | None) -> CausalFacts:
+    with torch.device("cpu"):
+        full, triangle, masked, keys = True, n_queries == n_keys, False, torch.arange(n_keys)
+        for rows in torch.arange(n_queries).split(max(1, FACTS_ELEMENTS // max(1, n_keys))):
+            query = rows[:, None]
+            visible = definition(query + n_keys - n_queries, keys, window).expand(len(rows), n_keys)
+            full, triangle = full and bool(visible.all()), triangle and torch.equal(visible, keys <= query)
+            masked = masked or not bool(visible.any(-1).all())
+        return CausalFacts(full, triangle, masked)
 
 
 def visible_keys(
@@ -65,14 +112,18 @@ def visible_keys(
     bias: Tensor | None,
     causal: bool,
     window: int | None,
+    start: Tensor | None = None,
     device: Device,
 ) -> Tensor | None:
-    """`mask`, the causal mask and the -inf of `bias` as one mask, broadcastable to (B, H, T, S); None: none of them."""
+    """`mask`, the causal mask and the -inf of `bias` as one mask, broadcastable to (B, H, T, S); None: none of them.
+
+    Arguments as in `causal_mask` and `tril.model.attention.attention`.
+    """
     masks = [] if mask is None else [as_boolean(mask)]
     if bias is not None:
         masks.append(bias != -math.inf)  # a NaN stays visible, in the output
     if causal:
-        masks.append(causal_mask(n_queries, n_keys, window=window, device=device))  # (T, S)
+        masks.append(causal_mask(n_queries, n_keys, window=window, start=start, device=device))  # (T, S)
     return functools.reduce(torch.logical_and, masks) if masks else None
 
 
@@ -125,24 +176,16 @@ def document_options(ids: Tensor, document_eot: int | None) -> dict[str, Any]:
     return {"mask": documents[:, None, :, None] == documents[:, None, None, :], "positions": positions}
 
 
-def check_masking(masking: Masking, shape: tuple[int, ...]) -> None:
-    """Raises ValueError for a wrong window, or a mask or bias of another dtype or that does not broadcast.
-
-    Args:
-        shape: (B, H, T, S), (B, T, S) or (T, S).
-    """
-    mask, bias, causal, window = masking
+def check_window(window: int | None, *, causal: bool) -> None:
+    """Raises ValueError for a window below 1, or without the causal mask."""
     if window is not None and window < 1:
         raise ValueError(f"window={window} must be at least 1 (a query sees itself); use None to see all of the past")
     if window is not None and not causal:
         raise ValueError(f"window={window} counts back from the query's own position and needs causal=True")
-    if mask is not None:
-        as_boolean(mask)
-    if bias is not None and not bias.is_floating_point():
-        raise ValueError(f"bias must be floating point, not {bias.dtype}; a boolean or 0/1 mask is given as mask")
-    for name, x in (("mask", mask), ("bias", bias)):
-        if x is None:
-            continue
-        sizes = zip(reversed(x.shape), reversed(shape), strict=False)  # the last ones are aligned
-        if x.dim() > len(shape) or any(size not in (1, needed) for size, needed in sizes):
-            raise ValueError(f"{name} of shape {tuple(x.shape)} does not broadcast to that of the scores, {shape}")
+
+
+def check_scores(name: str, x: Tensor, shape: tuple[int, ...]) -> None:
+    """Raises ValueError if the mask or bias x does not broadcast to the scores: (B, H, T, S), (B, T, S) or (T, S)."""
+    sizes = zip(reversed(x.shape), reversed(shape), strict=False)  # the last ones are aligned
+    if x.dim() > len(shape) or any(size not in (1, needed) for size, needed in sizes):
+        raise ValueError(f"{name} of shape {tuple(x.shape)} does not broadcast to that of the scores, {shape}")

@@ -124,7 +124,7 @@ def main(line: CommandLine[CertifyCommand]) -> None:
 
 def model_of(line: CommandLine[CertifyCommand], stored: "Checkpoint | None", device: str) -> "Model":
     """The model that the command line names."""
-    from tril.model.causality.model import as_model
+    from tril.model.causality.gpt import subject_of
 
     settings = line.own
     if settings.hf is not None:
@@ -133,15 +133,15 @@ def model_of(line: CommandLine[CertifyCommand], stored: "Checkpoint | None", dev
         return hf_model(settings.hf, device=device)
     if settings.call is not None:
         sizes = {key: getattr(settings, key) for key in SIZES}
-        return as_model(load_function(settings.call), **sizes, device=device, name=settings.call)
+        return subject_of(load_function(settings.call), **sizes, device=device, name=settings.call)
     if stored is not None:
-        return as_model(stored.language_model().model, device=device, name=str(stored.path))
+        return subject_of(stored.language_model().model, device=device, name=str(stored.path))
     from tril.model.config import GPTConfig
     from tril.model.gpt import GPT
 
     chosen = line.settings["model"]
     gpt = GPT(build(GPTConfig, chosen | {"vocab_size": chosen["vocab_size"] or FRESH_VOCABULARY}, "model"))
-    return as_model(gpt, device=device, name=line.choices["model"])
+    return subject_of(gpt, device=device, name=line.choices["model"])
 
 
 def load_function(spec: str) -> Callable:

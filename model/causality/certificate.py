@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from tril.model.causality.checks import Checker, Result, Text, Verdict, first_true, positions_in_order
-from tril.model.causality.model import Model, ModelError, as_model
+from tril.model.causality.gpt import subject_of
+from tril.model.causality.model import Model, ModelError
 from tril.model.causality.place import largest_change
 from tril.model.causality.texts import Texts
 from tril.model.causality.variants import UNCHANGED, Variant, module_variants
@@ -77,7 +78,7 @@ def certify(
     Raises:
         ValueError: invalid arguments. `ModelError`, a ValueError: the model raises an exception, or returns no logits.
     """
-    subject = as_model(
+    subject = subject_of(
         model,
         vocab_size=vocab_size,
         context_length=context_length,

@@ -10,18 +10,30 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from tril.model import masks
 from tril.model.attention import BACKENDS, MultiHeadAttention
-from tril.model.causality.model import Model, behind_padding, chunks, randomize, visible_by_windows
+from tril.model.causality.model import Model, as_model, behind_padding, call_directly, chunks, randomize
 from tril.model.causality.variants import Variant, random_weights
 from tril.model.config import GPTConfig
+from tril.model.generation.generate import decode_step
 from tril.model.gpt import GPT
 
 PRECISIONS = ("32-true", "bf16-mixed")
 SCORE_FACTOR = 100.0  # on queries and on keys
 STEPS = 16  # of one token
 DROPOUT = 0.2  # in the variants in training mode
+
+
+def subject_of(model: Callable[..., Any], **options: Any) -> Model:
+    """`as_model`; a GPT also gets its ways, and its visibility unless `expected` or `receptive_field` is given."""
+    subject = as_model(model, **options)
+    if not isinstance(subject.function, GPT):
+        return subject
+    given = {name for name in ("expected", "receptive_field") if options.get(name) is not None}
+    return with_ways(replace(subject, call=call_directly), default_visibility=not given)
 
 
 def with_ways(model: Model, *, default_visibility: bool = True) -> Model:
@@ -45,16 +57,32 @@ def with_ways(model: Model, *, default_visibility: bool = True) -> Model:
     model = replace(model, ways=ways, exact=True, twin=lambda gpt: use_backend(gpt, "explicit"))
     if not default_visibility:
         return model
-    return replace(model, visible=functools.partial(visible_by_windows, windows=windows_of(config)), sees_all=True)
+    return replace(model, visible=functools.partial(visible_of, config), sees_all=True)
 
 
-def windows_of(config: GPTConfig) -> list[int | None]:
-    """Number of positions that each layer sees, its own included: 1 without attention. None: all.
+def visible_of(config: GPTConfig, length: int) -> Tensor:
+    """bool (T, T), the inputs that each output of a GPT may depend on; not to be changed.
 
-    With `key_offset`, the first key of a window holds half of the key before it.
+    A layer depends on its own position, and on those that the definition of the mask shows it. That nothing depends on
+    the future is required whatever the definition says.
     """
-    window = None if config.window is None else config.window + config.canonical().key_offset
-    return [window if config.n_heads else 1] * config.n_layers
+    offset = config.canonical().key_offset
+    return _visible(masks.visible_from_positions, length, config.n_heads and config.n_layers, config.window, offset)
+
+
+@functools.lru_cache(maxsize=64)
+def _visible(definition: Callable[..., Tensor], length: int, n_layers: int, window: int | None, offset: bool) -> Tensor:
+    position = torch.arange(length)
+    layer = definition(position[:, None], position, window)  # (T, T)
+    if offset:  # a key holds half of the one before
+        layer = layer | F.pad(layer[:, 1:], (0, 1))
+    layer = layer | torch.eye(length, dtype=torch.bool)
+    visible = torch.eye(length, dtype=torch.bool)
+    for _ in range(n_layers):
+        before, visible = visible, (visible.float() @ layer.float()) > 0
+        if torch.equal(before, visible):
+            break
+    return visible.tril()
 
 
 def _decode(model: Model, ids: Tensor, sizes: Sequence[int]) -> Tensor:
@@ -75,8 +103,6 @@ def _decode_last(model: Model, ids: Tensor) -> Tensor:
 
 def _decode_steps(model: Model, ids: Tensor) -> Tensor:
     """Most of the text at once, then up to 16 steps of one token whose shapes are always the same."""
-    from tril.model.generation.generate import decode_step  # training goes without
-
     gpt: Any = model.function
     n_steps = min(STEPS, ids.shape[1])
     prompt, cache = ids[:, : ids.shape[1] - n_steps], gpt.new_cache(len(ids), ids.shape[1])

@@ -150,7 +150,9 @@ def as_model(
     device: str | torch.device | None = None,
     name: str | None = None,
 ) -> Model:
-    """A `Model` of a GPT, of any other module, which is copied, or of a function; arguments as in `certify`.
+    """A `Model` of a module, which is copied, or of a function; arguments as in `certify`.
+
+    `tril.model.causality.gpt.subject_of` adds what a GPT can do.
 
     Raises:
         ValueError: invalid arguments.
@@ -195,13 +197,6 @@ def as_model(
         device=torch.device(device or "cpu"),
         note=note,
     )
-    from tril.model.gpt import GPT
-
-    if isinstance(model, GPT):
-        from tril.model.causality.gpt import with_ways
-
-        default_visibility = expected is None and receptive_field is None
-        return with_ways(subject, default_visibility=default_visibility)  # pyright: ignore[reportArgumentType, reportReturnType] one class, found under two names
     interface = Interface(subject)
     return replace(subject, call=interface.call, ways=interface.ways())
 

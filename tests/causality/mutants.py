@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.conftest import NANO_PARTS
-from tril.model import attention, masks
+from tril.model import attention, backends, masks
 from tril.model.config import GPTConfig
 from tril.model.gpt import Block
 
@@ -47,8 +47,14 @@ def mutant(precision: str = "32-true", **choices):
 
 
 def rule(patch: Patch, visible: Callable[[Tensor, Tensor], Tensor]) -> None:
-    """Replaces `key <= query` and the window."""
-    patch.setattr(masks, "visible_from_positions", lambda query, key, window: visible(query, key))
+    """Builds causal masks by another rule than the definition, without a window."""
+
+    def causal_mask(n_queries, n_keys, *, window=None, start=None, device=None):
+        query = torch.arange(n_queries)[:, None] + (n_keys - n_queries if start is None else start)
+        return visible(query, torch.arange(n_keys))  # (T, S)
+
+    for module in (masks, attention, backends):
+        patch.setattr(module, "causal_mask", causal_mask)
 
 
 def kernel(patch: Patch, changed: Callable, name: str = "explicit") -> None:

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from tests.causality.mutants import causal_if, kernel, mutant, rule
 from tril.model import attention
 from tril.model.gpt import GPT
+from tril.model.offset_keys import OffsetKeys
 
 
 @mutant()
@@ -95,18 +96,18 @@ def future_seen_with_a_mask(patch):
 
 @mutant()
 def keys_of_the_next_position(patch):
-    patch.setattr(attention, "offset_keys", lambda k, before=None: (k + k.roll(-1, dims=2)) / 2)
+    patch.setattr(OffsetKeys, "shift", lambda self, k, cache=None: (k + k.roll(-1, dims=2)) / 2)
 
 
 @mutant()
 def half_a_key_of_another_document(patch):
-    patch.setattr(attention, "separate_keys", lambda k, visible: k)
+    patch.setattr(OffsetKeys, "separate", lambda self, k, n_queries, **options: k)
 
 
 @mutant()
 def offset_of_the_keys_within_a_chunk_alone(patch):
-    original = attention.offset_keys
-    patch.setattr(attention, "offset_keys", lambda k, before=None: original(k))
+    original = OffsetKeys.shift
+    patch.setattr(OffsetKeys, "shift", lambda self, k, cache=None: original(self, k))
 
 
 @mutant()

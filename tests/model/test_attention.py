@@ -8,11 +8,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.conftest import BACKENDS, assert_close, randomize
-from tril.model import backends, causal_mask
-from tril.model.attention import MultiHeadAttention, attention, offset_keys, separate_keys
+from tests.conftest import BACKENDS, assert_close, randomize, tiny_gpt
+from tril.model import backends, causal_mask, masks
+from tril.model.attention import MultiHeadAttention, attention
+from tril.model.causality import certify
+from tril.model.generation.generate import decode_step
 from tril.model.kv_cache import KVCache
-from tril.model.masks import document_options
+from tril.model.masks import CausalFacts, causal_facts, document_options
+from tril.model.offset_keys import OffsetKeys
 
 B, H, D, C = 2, 4, 8, 24
 SIZES = [(6, 6), (3, 7), (7, 3), (1, 6)]  # (T, S)
@@ -48,16 +51,73 @@ def test_compiled_attention_equals_the_uncompiled_with_its_gradients(backend):
             assert_close(actual, expected.double())
 
 
+RULES = {
+    "usual": lambda query, key, window: (key <= query) & (key > query - (window or 99)),
+    "every second": lambda query, key, window: (key <= query) & ((query - key) % 2 == 0),
+    "not itself": lambda query, key, window: key < query,
+    "the future": lambda query, key, window: key <= query + 1,
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_backend_computes_the_mask_that_is_defined(backend, rule, monkeypatch):
+    monkeypatch.setattr(masks, "visible_from_positions", RULES[rule])
+    for t, s in (*SIZES, (300, 300)):  # the last one in blocks
+        visible = RULES[rule](torch.arange(t)[:, None] + s - t, torch.arange(s), None)
+        for dtype in (torch.float32, torch.bfloat16):
+            q, k, v = qkv(t, s, dtype)
+            expected = attention(q.double(), k.double(), v.double(), mask=visible, backend="explicit")
+            assert_close(attention(q, k, v, causal=True, backend=backend), expected)
+
+
+@pytest.mark.parametrize("rule", list(RULES)[:2])
+def test_compiled_attention_computes_the_mask_that_is_defined_for_all_sizes(rule, monkeypatch):
+    monkeypatch.setattr(masks, "visible_from_positions", RULES[rule])
+    torch._dynamo.reset()
+    run = torch.compile(attention, backend="eager", fullgraph=True)  # the second size is a symbol
+    for t in (6, 5, 1):
+        inputs = qkv(t, t)
+        assert torch.equal(run(*inputs, causal=True), attention(*inputs, causal=True))
+
+
+@torch.no_grad()
+def test_decoding_and_the_certificate_follow_the_mask_that_is_defined(monkeypatch):
+    monkeypatch.setattr(masks, "visible_from_positions", RULES["every second"])
+    model, ids = tiny_gpt(key_offset=True, backend="fused", n_layers=1), torch.randint(31, (1, 12))
+    expected, cache, steps = model(ids), model.new_cache(1), model.new_cache(1)
+    assert_close(torch.cat([model(part, cache=cache) for part in ids.split([5, 1, 1, 3, 2], 1)], 1), expected)
+    for position in torch.arange(12).split(1):  # with the shapes of a compiled step
+        out = decode_step(model, ids[:, position], position, 12, cache=steps, cache_position=position)
+        assert_close(out, expected[:, position[0]])
+    assert certify(model, budget_seconds=0.1).passed
+    monkeypatch.setattr(masks, "visible_from_positions", RULES["the future"])
+    assert not certify(model, budget_seconds=0.1).passed
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("elements", [1, 7, 2**24])
+def test_the_facts_of_a_mask_are_those_of_its_elements(rule, elements, monkeypatch):
+    monkeypatch.setattr(masks, "visible_from_positions", lambda *arguments: RULES[rule](*arguments))  # not cached yet
+    monkeypatch.setattr(masks, "FACTS_ELEMENTS", elements)
+    for t, s, window in [(t, s, window) for t in (1, 2, 5) for s in (1, 2, 5) for window in (None, 1, 4)]:
+        rows = causal_mask(t, s, window=window).tolist()
+        triangle = rows == [[j <= i for j in range(t)] for i in range(t)]
+        assert causal_facts(t, s, window) == CausalFacts(all(map(all, rows)), triangle, not all(map(any, rows)))
+
+
 def test_half_of_a_key_is_that_of_the_position_before_unless_a_query_sees_it_without_that_one():
     k = torch.arange(1.0, 25).view(1, 1, 3, 8)  # the pairs are (0, 4), (1, 5), (2, 6), (3, 7)
     rows = [[1, 2, 0, 0, 5, 6, 0, 0], [9, 10, 3, 4, 13, 14, 7, 8], [17, 18, 11, 12, 21, 22, 15, 16]]
-    assert offset_keys(k).tolist() == [[rows]]
-    assert separate_keys(offset_keys(k), torch.ones(1, dtype=torch.bool)).tolist() == [[rows]]
-    assert offset_keys(k[..., 1:, :], k[..., :1, :]).tolist() == [[rows[1:]]]
+    keys = OffsetKeys(8)
+    assert keys.shift(k).tolist() == [[rows]]
+    for mask in (None, torch.ones(1, dtype=torch.bool)):
+        assert keys.separate(keys.shift(k), 3, mask=mask, bias=None).tolist() == [[rows]]
     rows[1] = [9, 10, 0, 0, 13, 14, 0, 0]
     for mask in ([[0, 1, 1]], [[1, 0, 0], [0, 1, 0], [0, 1, 1]]):  # padding on the left, and a document behind another
-        assert separate_keys(offset_keys(k), torch.tensor(mask).bool()).tolist() == [[rows]]
-    assert torch.equal(offset_keys(k[..., :3]), k[..., :3])
+        separated = keys.separate(keys.shift(k), 3, mask=torch.tensor(mask).bool(), bias=None)
+        assert separated.tolist() == [[rows]]
+    assert torch.equal(OffsetKeys(3).shift(k[..., :3]), k[..., :3])
 
 
 @torch.no_grad()
