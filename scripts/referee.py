@@ -8,6 +8,7 @@ continues, in the folder below multirun/ that `train.py -m` has for the keys in 
 import shlex
 import sys
 import time
+from dataclasses import asdict
 
 from pydantic.dataclasses import dataclass
 
@@ -64,7 +65,8 @@ def main(line: CommandLine[RefereeCommand]) -> None:
     with user_errors():
         (baseline, candidate), swept = plan(own, own.seed)
         shared = [word for word in baseline.overrides if key_of(word) not in ("seed", *swept)]
-        folder, index = known_sweep(None, swept, compose("train", shared).settings)
+        base = compose("train", shared)
+        folder, index = known_sweep(None, swept, base.settings | asdict(base.own))
         index["baseline"] = baseline.values
         for n in range(FIRST_SEEDS, own.max_seeds + 1):
             seeds = range(own.seed, own.seed + n) if n == FIRST_SEEDS else [own.seed + n - 1]

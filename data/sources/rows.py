@@ -190,7 +190,7 @@ def reading(path: Path) -> Iterator[None]:
     try:
         yield
     except UnicodeDecodeError as error:
-        remedy = "convert it, e.g. iconv -f latin1 -t utf-8, or leave it out"
+        remedy = "unpack it, convert it, e.g. iconv -f latin1 -t utf-8, or leave it out"
         raise UnreadableError(f"{printable(path)} is not UTF-8 text ({error.reason}); {remedy}") from error
     except Exception as error:
         of_pyarrow = type(error).__module__.startswith("pyarrow")  # which is only imported for its files
