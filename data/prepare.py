@@ -27,7 +27,7 @@ from tqdm import tqdm
 from tril.data.cache import read_or_write, resolve_cache_dir
 from tril.data.overlap import measure_overlap
 from tril.data.sources.base import Source, Split, sha256_of_file
-from tril.data.split import Plan, plan_split
+from tril.data.split import PROGRESS, Plan, plan_split
 from tril.data.tokenizer import TokenizerConfig, build, for_documents, load_tokenizer, n_ids
 
 FORMAT = 3  # incremented when the same settings produce other files, such as by another split
@@ -140,14 +140,14 @@ def prepare(
         folder.mkdir()
         plan = plan_split(source)
         texts = training_texts(pieces_of(source, plan, "train"), budgets["train"], config)
-        tokenizer = build(config, texts)
+        tokenizer = build(config, tqdm(texts, "training the tokenizer", unit=" pieces", **PROGRESS))
         vocab_size, names = n_ids(tokenizer), (TOKENIZER, TOKENS)
         dtype = np.dtype(np.uint16 if vocab_size <= MAX_UINT16_VOCAB else np.uint32)
         encoder = Encoder(tokenizer, config, dtype)
         (folder / TOKENIZER).write_bytes(tokenizer.to_str(pretty=True).encode())  # `tokenizer.save` raises Exception
         with (folder / TOKENS).open("wb") as file:
             counts = {
-                split: write_part(pieces_of(source, plan, split), split, budget, encoder, file, progress)
+                split: write_part(pieces_of(source, plan, split), split, budget, encoder, file)
                 for split, budget in budgets.items()
             }
         if empty := [split for split in counts if not counts[split]["tokens"]]:
@@ -221,7 +221,7 @@ def may_have_long_word(text: str) -> bool:
 
 
 def write_part(
-    pieces: Iterable[Piece], split: Split, budget: int | None, encoder: "Encoder", file: BinaryIO, progress: bool
+    pieces: Iterable[Piece], split: Split, budget: int | None, encoder: "Encoder", file: BinaryIO
 ) -> dict[str, int]:
     """Writes the ids of the pieces until these end or the budget is reached. Terminals show a progress bar.
 
@@ -231,8 +231,8 @@ def write_part(
         not have.
     """
     counts: dict[str, int] = dict.fromkeys(("documents", "tokens", "targets", "bytes", "first_bytes", "unknown"), 0)
-    starts_document, disable = True, None if progress else True  # None: except in a terminal
-    shown = {"unit": "token" if budget else "B", "unit_scale": True, "delay": 0.1, "disable": disable}
+    starts_document = True
+    shown = PROGRESS | {"unit": "token" if budget else "B", "unit_scale": True}
     with tqdm(desc=f"encoding the {split} part", total=budget, **shown) as bar:
         for piece, ids in encoder.encode(pieces):
             file.write(ids.tobytes())

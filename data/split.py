@@ -25,7 +25,7 @@ MAX_SHARED = 0.01  # of a validation document
 MAX_DOCUMENT = 0.12  # of the validation part, if the other documents are enough
 SAMPLED = 4  # of the passages of a document, one in SAMPLED is compared
 BY_CONTENT = "rows by a hash of their content"
-PROGRESS: dict[str, Any] = {"unit": " documents", "delay": 2, "disable": None, "leave": False}  # in terminals only
+PROGRESS: dict[str, Any] = {"delay": 2, "disable": None, "leave": False}  # a bar after two seconds, in terminals
 SEARCH = 1 << 16  # bytes after the wanted position in which a line start or white space is looked for
 
 
@@ -75,7 +75,7 @@ def part_by_content(text: str, val_fraction: float, split: Split) -> str:
 def read_contents(source: Source) -> "tuple[dict[str, Content], dict[str, Content] | None]":
     """The documents that are compared, by name: texts, and rows; None: there are too many rows to compare."""
     texts, rows, n_rows, size = dict[str, Content](), dict[str, Content](), 0, 0
-    for name, text, is_row in tqdm(source.documents("train"), "reading the text", **PROGRESS):
+    for name, text, is_row in tqdm(source.documents("train"), "reading the text", unit=" documents", **PROGRESS):
         n_rows += is_row and bool(text)
         if not text or (is_row and len(texts) + n_rows > MAX_DOCUMENTS):
             continue
