@@ -58,7 +58,6 @@ def plan(own: RefereeCommand, seed: int) -> tuple[list, list[str]]:
 @entry("referee", RefereeCommand)
 def main(line: CommandLine[RefereeCommand]) -> None:
     from tril.scripts.experiments.launch import known_sweep, record_launch, train_all
-    from tril.scripts.experiments.losses import different_texts
     from tril.scripts.experiments.report import read_report
 
     own, began = line.own, time.monotonic()
@@ -74,8 +73,8 @@ def main(line: CommandLine[RefereeCommand]) -> None:
             folder, index = record_launch(folder, index, runs, "referee")
             train_all(folder, runs)
             report = read_report(folder, margin=own.margin)
-            if sizes := different_texts(report.sweep.runs):
-                raise ValueError(f"the validation texts differ ({sizes}); give both the same text and split")
+            if not report.comparisons:
+                raise ValueError(f"{report.answer()} Give both the same text and split")
             [label] = [each.label for each in report.sweep.variants if each.values == candidate.values]
             look = report.comparisons[label]
             print(f"{report.answer()} {folder / report.write(folder)[0]}", flush=True)

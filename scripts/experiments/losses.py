@@ -52,8 +52,11 @@ def compare_sweep(losses: Losses, sweep: Sweep, margin: float | None = None) -> 
 
     Args:
         margin: nats per token, a difference below it counts as none; ignored for losses in bits per byte.
+
+    Returns:
+        {} without another variant, and for runs on different texts, whose losses nothing compares.
     """
-    if not sweep.others:
+    if not sweep.others or different_texts(sweep.runs):
         return {}
     margin = margin if losses.unit == NATS else None
     compared = compare(losses.losses, losses.sizes, launch_alpha(launch_count(sweep)), margin)

@@ -1,4 +1,4 @@
-"""The pictures of a sweep's report: differences, losses of each seed, curves, loss against FLOPs."""
+"""The pictures of a sweep's report: differences and curves."""
 
 import math
 import textwrap
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tril.model.comparison import BETTER, EQUAL, UNCLEAR, WORSE, Comparison
+from tril.scripts.experiments.losses import Losses
 from tril.scripts.experiments.sweep import Sweep
 
 # distinguishable for color-blind readers
@@ -38,15 +39,14 @@ class Picture:
     caption: str
 
 
-def draw(sweep: Sweep, unit: str, folder: Path, comparisons: Mapping[str, Comparison]) -> dict[str, Picture]:
+def draw(sweep: Sweep, losses: Losses, folder: Path, comparisons: Mapping[str, Comparison]) -> dict[str, Picture]:
     """Writes every picture for which the sweep has data: the section of the report that shows it -> picture.
 
     Args:
-        unit: of the differences.
+        losses: of the sweep.
         comparisons: label -> comparison with the baseline.
     """
-    differences = plot_differences(sweep, comparisons, unit)
-    drawn = {"differences": differences, "curves": plot_curves(sweep), "losses": plot_losses(sweep)}
+    drawn = {"differences": plot_differences(sweep, losses, comparisons), "curves": plot_curves(sweep)}
     pictures = {}
     for name, (figure, title, caption) in ((name, each) for name, each in drawn.items() if each is not None):
         figure.savefig(folder / f"{name}.png", dpi=DPI)
@@ -54,49 +54,35 @@ def draw(sweep: Sweep, unit: str, folder: Path, comparisons: Mapping[str, Compar
     return pictures
 
 
-def plot_differences(sweep: Sweep, comparisons: Mapping[str, Comparison], unit: str) -> tuple[Any, str, str] | None:
-    """The difference of each variant from the baseline, with its interval."""
+def plot_differences(
+    sweep: Sweep, losses: Losses, comparisons: Mapping[str, Comparison]
+) -> tuple[Any, str, str] | None:
+    """The difference of each variant from the baseline with its interval, and the differences of single seeds."""
     shown = {label: each for label, each in comparisons.items() if math.isfinite(each.difference.mean)}
     if not shown:
         return None
+    labels = [variant.label for variant in (sweep.baseline, *sweep.others)]
+    by_seed = losses.losses @ losses.sizes / losses.sizes.sum()  # (V, S)
     axes = new_axes(1.0 + row_heights(shown))
-    for row, each in enumerate(shown.values()):
+    for row, (label, each) in enumerate(shown.items()):
         bar = None if each.difference.low is None else each.difference.half_width
         style: dict[str, Any] = VERDICTS.get(each.verdict, NO_VERDICT)
         axes.errorbar(each.difference.mean, -row, xerr=bar, ls="none", ms=7, capsize=4, lw=2, **style)
+        seeds = by_seed[labels.index(label)] - by_seed[0]
+        seeds = seeds[np.isfinite(seeds)]
+        axes.plot(seeds, np.full(len(seeds), -row - 0.2), "|", ms=5, color="0.4")
     axes.axvline(0, color="black", lw=1, zorder=0)
     name_rows(axes, shown)
     base = textwrap.shorten(escape(sweep.baseline.label), 40, placeholder=" ...")
-    label = f"difference from {base}\nin {unit}\n← better (lower loss)    worse →"
+    label = f"difference from {base}\nin {losses.unit}\n← better (lower loss)    worse →"
     axes.set_xlabel(label, loc="right")  # may be wider than the axes
     styles = {verdict: style for verdict, style in VERDICTS.items() if verdict in {x.verdict for x in shown.values()}}
     add_legend(axes.figure, {verdict: style | {"ls": "none"} for verdict, style in styles.items()})
-    caption = "A bar is the interval that decides the verdict: one that excludes zero shows a difference."
-    return axes.figure, f"Differences from {sweep.baseline.label}", caption
-
-
-def plot_losses(sweep: Sweep) -> tuple[Any, str, str] | None:
-    """The loss of each seed and the mean of each variant."""
-    means = {variant.label: variant.estimate("final_val_loss").mean for variant in sweep.variants}
-    if not any(map(math.isfinite, means.values())):
-        return None
-    axes, styles, seeds = new_axes(0.9 + row_heights(means)), line_styles(sweep), {}
-    for row, variant in enumerate(sweep.variants):
-        axes.plot(means[variant.label], -row, **(styles[variant.label] | {"ls": "none", "ms": 9}))
-        for run in variant.finished:
-            seeds.setdefault(run.seed, []).append((run.summary["final_val_loss"], -row))
-    for points in seeds.values():
-        x, y = zip(*points, strict=True)
-        axes.plot(x, y, lw=0.7, color="0.7", marker="o", ms=3.5, mfc="0.8", mec="0.2", mew=0.5, zorder=3)
-    axes.axvline(means[sweep.baseline.label], color="0.5", ls="--", lw=0.9, zorder=0)
-    name_rows(axes, means)
-    axes.set_xlabel("final validation loss, nats per token", loc="right")  # may be wider than the axes
     caption = (
-        "A large point is the mean over finished seeds, a small gray dot is one seed, and the dashed line is the "
-        "baseline's mean. A thin gray line connects the runs of one seed: the verdict is about the differences along "
-        "these lines, not about the spread of the seeds."
+        "A bar is the interval that decides the verdict: one that excludes zero shows a difference. A short line below "
+        "it is the difference of one seed."
     )
-    return axes.figure, "Final loss of each seed, and the mean over seeds", caption
+    return axes.figure, f"Differences from {sweep.baseline.label}", caption
 
 
 def plot_curves(sweep: Sweep) -> tuple[Any, str, str] | None:

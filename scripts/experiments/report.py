@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from tril.model.atomic_files import write_text
-from tril.model.comparison import BETTER, DIVERGED, ONE_SEED, POWER, WORSE
+from tril.model.comparison import BETTER, DIVERGED, EQUAL, ONE_SEED, POWER, UNCLEAR, WORSE
 from tril.model.formats import markdown_table, plural
 from tril.scripts.experiments.losses import (
     UNFINISHED,
@@ -47,6 +47,9 @@ NOT_COMPARED = {  # verdict -> why there is none
 }
 
 
+VERDICTS = [BETTER, WORSE, EQUAL, UNCLEAR, *NOT_COMPARED]  # in the order in which the answer names them
+
+
 class Report:
     """What there is to say of a sweep.
 
@@ -62,7 +65,7 @@ class Report:
 
     def write(self, folder: Path) -> list[str]:
         """Writes the report and its pictures, and returns the names of the files."""
-        pictures = draw(self.sweep, self.losses.unit, folder, self.comparisons)
+        pictures = draw(self.sweep, self.losses, folder, self.comparisons)
         files = {
             "report.md": self.text(pictures),
             "results.csv": pd.DataFrame(self.result_rows()).to_csv(index=False),
@@ -108,27 +111,28 @@ class Report:
         return f"Sweep over {', '.join(self.sweep.keys)}" if self.sweep.keys else "Runs of one configuration"
 
     def answer(self) -> str:
-        """The comparison in one sentence, and how many runs are not finished."""
+        """The comparison in a few short sentences: the baseline, then the variants by their verdicts."""
         base, total = self.sweep.baseline, len(self.sweep.runs)
         left = sum(run.state != "finished" for run in self.sweep.runs)
         missing = f" {left} of {total} runs {'has' if left == 1 else 'have'} not finished." if left else ""
         if not base.finished:
             subject = "No run" if left == total else f"No run of the baseline {base.label}"
             return f"{subject} has finished, so there is nothing to compare yet.{missing}"
+        if sizes := different_texts(self.sweep.runs):
+            cause = f"The runs have different validation texts, of {sizes}, so their losses are not compared"
+            return f"{cause}; each variant stands alone.{missing}"
         if not self.comparisons:
             loss = f"{spread(base.estimate('final_val_loss'))} nats per token"
-            return (
-                f"There is one variant, {base.label}: final validation loss {loss} over "
-                f"{plural(len(base.finished), 'seed')}.{missing}"
-            )
+            seeds = plural(len(base.finished), "seed")
+            return f"There is one variant, {base.label}: final validation loss {loss} over {seeds}.{missing}"
         groups: dict[str, list[str]] = {}
-        for label, each in self.comparisons.items():
-            verdict = f"not compared, because {NOT_COMPARED[each.verdict]}" if each.verdict in NOT_COMPARED else ""
-            if each.verdict in (BETTER, WORSE):
-                verdict = f"{each.verdict} by {spread(each.difference).lstrip('-')} {self.losses.unit}"
-            groups.setdefault(verdict or each.verdict, []).append(named(label))
-        parts = (f"{', '.join(labels)}: {verdict}" for verdict, labels in groups.items())
-        return f"Against {named(base.label)}, {'; '.join(parts)}.{self.tuning_note()}{missing}"
+        for label, each in sorted(self.comparisons.items(), key=lambda item: VERDICTS.index(item[1].verdict)):
+            found = f" ({spread(each.difference, '+')})" if each.verdict in (BETTER, WORSE) else ""
+            reason = NOT_COMPARED.get(each.verdict)
+            verdict = f"Not compared, because {reason}" if reason else each.verdict.capitalize()
+            groups.setdefault(verdict, []).append(f"{named(label)}{found}")
+        parts = [f"{verdict}: {', '.join(labels)}." for verdict, labels in groups.items()]
+        return " ".join([f"Baseline {base.label}.", *parts]) + self.tuning_note() + missing
 
     def compared_table(self) -> str:
         """Each variant compared with the baseline; "" without another variant."""
@@ -205,9 +209,7 @@ def warnings(sweep: Sweep) -> Iterator[str]:
         if len(values := {text_of(summary.get(name)) for summary in summaries}) > 1:
             differ = f"The finished runs differ in their {words}: {'; '.join(sorted(values))}"
             yield f"{differ}. Differences between variants may come from that."
-    if sizes := different_texts(sweep.runs):
-        yield f"The finished runs have different validation texts, of {sizes}: their losses are not comparable."
-    elif len({summary.get("data_fingerprint") for summary in summaries}) > 1:
+    if not different_texts(sweep.runs) and len({summary.get("data_fingerprint") for summary in summaries}) > 1:
         yield "The finished runs differ in their text or tokenizer, so they are compared by bits per byte."
     if (part := scored_part(sweep.runs)) is not None:
         yield f"The losses are those of {part} of the validation part, to which trainer.limit_val_batches shortened it."

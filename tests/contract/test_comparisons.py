@@ -86,7 +86,7 @@ RATE = "optim", "lr_scale"
 def test_a_referee_and_a_grid_train_what_is_missing_and_stop_at_a_verdict(judged):
     (_, grid), (status, referee), (again, third) = json.loads((judged / "printed.json").read_text())
     assert (grid.count("start "), referee.count("start "), third.count("start ")) == (2, 5, 0)
-    assert status == again == 0 and "lr_scale=1: better by " in referee and len(runs(judged, *RATE)) == 6
+    assert status == again == 0 and "Better: lr_scale=1 (-" in referee and len(runs(judged, *RATE)) == 6
 
 
 @pytest.mark.slow
