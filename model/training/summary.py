@@ -26,8 +26,7 @@ MANY_PASSES = 10  # over its text, after which a model memorizes it
 
 def describe(trainer: Trainer, module: TrainingModule, data: TextDataModule) -> str:
     """The lines printed before a run: four, and a warning."""
-    model, meta, hardware = module.model, data.meta, Metrics.of(trainer).hardware
-    steps = trainer.max_steps
+    model, meta, hardware, steps = module.model, data.meta, Metrics.of(trainer).hardware, trainer.max_steps
     tokens_per_step = data.batch_size * data.context_length * trainer.accumulate_grad_batches * trainer.world_size
     train, val, total = meta["counts"]["train"]["tokens"], meta["counts"]["val"]["tokens"], steps * tokens_per_step
     threads = f", {torch.get_num_threads()} threads" if hardware.accelerator == "cpu" else ""
@@ -65,17 +64,16 @@ def summarize(
     if not trainer.is_global_zero:
         return
     metrics, model, meta, folder = Metrics.of(trainer), module.model, data.meta, Path(trainer.default_root_dir)
+    hardware, lineage = metrics.hardware, module.payload.get("lineage") or {}
     best = metrics.best() if metrics.last("val/loss") else {"step": 0}
-    last = {} if diverged else metrics.last("val/loss")
-    train, hardware = metrics.last("train/loss"), metrics.hardware  # max_time can stop before the first row
-    lineage, causality = module.payload.get("lineage") or {}, module.payload.get("certificate")
-
-    rows, units = {"final": last or {}, "best": best}, ("loss", "bpb")
+    last = {} if diverged else metrics.last("val/loss") or {}
+    losses = {"final": last, "best": best}
+    causality = module.payload.get("certificate")
     summary = {
-        **{f"{name}_val_{unit}": row.get(f"val/{unit}", math.nan) for name, row in rows.items() for unit in units},
+        **{f"{name}_val_{x}": row.get(f"val/{x}", math.nan) for name, row in losses.items() for x in ("loss", "bpb")},
         "best_step": best["step"],
         "val_windows": metrics.val_windows,
-        "train_loss": train and train["train/loss"],
+        "train_loss": (metrics.last("train/loss") or {}).get("train/loss"),  # max_time can stop before the first row
         "steps": trainer.global_step,
         "tokens": metrics.tokens,
         "tokens_per_second": metrics.tokens_per_second(),
@@ -124,16 +122,16 @@ def show(summary: Mapping[str, Any], sample: str) -> str:
         losses += f"; on {windows}, not comparable with other runs (trainer.limit_val_batches)"
     speed = f", {summary['tokens'] / seconds:,.0f} tokens per second" if seconds else ""
     spent = f"{steps:,} steps, {summary['tokens']:,} tokens in {tqdm.format_interval(seconds)}{speed}"
-    lines = [
-        ("validation", losses),
-        ("training", f"{spent}; {tqdm.format_interval(summary['seconds'])} with validation and start"),
-        ("causality", summary["causality"]),
-        ("init from", summary["init_from"]),
-        ("stopped", summary["stopped_early"]),
-        ("folder", f"{summary['folder']}: summary.json has all figures, loss.png the curve"),
-        ("next", f'{sample} prompt="..."'),
-    ]
-    return "\n".join(f"  {name:<10}  {text}" for name, text in lines if text is not None)
+    lines = {
+        "validation": losses,
+        "training": f"{spent}; {tqdm.format_interval(summary['seconds'])} with validation and start",
+        "causality": summary["causality"],
+        "init from": summary["init_from"],
+        "stopped": summary["stopped_early"],
+        "folder": f"{summary['folder']}: summary.json has all figures, loss.png the curve",
+        "next": f'{sample} prompt="..."',
+    }
+    return "\n".join(f"  {name:<10}  {text}" for name, text in lines.items() if text is not None)
 
 
 def plot_losses(path: Path, metrics: Metrics, title: str, *, initial: float | None) -> None:
@@ -146,21 +144,18 @@ def plot_losses(path: Path, metrics: Metrics, title: str, *, initial: float | No
     from matplotlib.figure import Figure  # not pyplot, which looks for a display
 
     figure = Figure(figsize=(6, 4.5), layout="constrained")
-    axes = figure.subplots()
-    train, val = ([(row["step"], row[name]) for row in metrics.rows(name)] for name in ("train/loss", "val/loss"))
-    if train:
-        axes.plot(*zip(*train, strict=True), lw=1.2, label="training")
-    if val:
-        part, best = partial_validation(metrics.val_windows), metrics.best()
-        label = f"validation{f' on {part}' if part else ''}, best {figures(best, 'val/')}"
-        axes.plot(*zip(*val, strict=True), lw=1.2, marker="o", ms=4, label=label)
+    axes, losses = figure.subplots(), list[float]()
+    for name, label, style in (("train/loss", "training", {}), ("val/loss", "validation", {"marker": "o", "ms": 4})):
+        if rows := metrics.rows(name):
+            if name == "val/loss":
+                part = partial_validation(metrics.val_windows)
+                label += f"{f' on {part}' if part else ''}, best {figures(metrics.best(), 'val/')}"
+            losses += (values := [row[name] for row in rows])
+            axes.plot([row["step"] for row in rows], values, lw=1.2, label=label, **style)
     if initial is not None:
         axes.axhline(initial, color="0.4", ls="--", lw=1, label=f"ln V = {initial:.2f}, the loss of a uniform guess")
-    if losses := [loss for _, loss in train + val]:
-        # what exceeds both the start and 2.5 times the lowest loss is cut, so that the rest is readable
-        margin = max(0.1, 0.01 * min(losses))
-        limit = max(min(max(losses), 2.5 * min(losses)), initial or 0)
-        axes.set_ylim(min(losses) - margin, limit + 2 * margin)
+    if losses:  # a loss above the start and above 2.5 times the lowest one is cut, so that the rest is readable
+        axes.set_ylim(0.99 * min(losses) - 0.1, max(min(max(losses), 2.5 * min(losses)), initial or 0) + 0.2)
     axes.set(xlabel="step", ylabel="loss, nats per token")
     axes.legend(fontsize=9, loc="upper right", bbox_to_anchor=(1, 0.93))  # below the dashed line
     axes.grid(alpha=0.3)
@@ -169,9 +164,7 @@ def plot_losses(path: Path, metrics: Metrics, title: str, *, initial: float | No
 
 
 def code_version(package: Path = PACKAGE) -> str | None:
-    """The commit of this checkout, with "+" if tracked files differ from it; None outside of git or in another
-    repository."""
-
+    """The commit of this checkout, with "+" if tracked files differ; None outside of git or in another repository."""
     if not (package / ".git").exists():  # installed, perhaps into a folder of somebody else's repository
         return None
     command = ["git", "-C", str(package), "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+"]

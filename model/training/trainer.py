@@ -25,8 +25,6 @@ from tril.model.training.settings import TrainingConfig
 from tril.model.training.stop import StopAfterStep
 from tril.model.training.summary import summarize
 
-PASSED_ON = ("max_steps", "accumulate_grad_batches", "log_every_n_steps", "strategy", "num_nodes", "devices")
-PASSED_ON += ("limit_val_batches", "gradient_clip_val")  # to the Trainer
 # torch's CPU allocator and MPS; on CUDA it has an exception of its own.
 MEMORY = re.compile(r"DefaultCPUAllocator: can't allocate memory|MPS backend out of memory")
 
@@ -71,38 +69,45 @@ def build_trainer(
     quiet_lightning()
     chosen, settings, hardware = config.callbacks, config.trainer, config.hardware
     assert hardware is not None
-    early = chosen.early_stop
-    stops_early = early is not None and passes > early.min_passes and not (sweep and early.min_passes)
     # The order in which Lightning calls them: Metrics first, since the others show what it measured; then what may end
     # the run, so that the others know their last validation; Checkpoints last, with the complete state of all.
     metrics, stop = Metrics(hardware, folder, started), StopAfterStep()
-    callbacks = [
-        metrics,
-        stop,
-        planner,
-        EarlyStop(early.patience) if early is not None and stops_early else None,
-        Timer(settings.max_time, verbose=False) if settings.max_time else None,
-        CausalityCheck(folder, config.causality.allow_leak) if chosen.causality else None,
-        HeadRecorder(folder) if chosen.heads else None,
-        Progress(chosen.progress) if chosen.progress else None,
-        Samples(chosen.samples, folder, config.top.seed) if chosen.samples else None,
-        *added[0],
-        Checkpoints(folder, config.checkpoint, stop),
-    ]
+    callbacks: list[Callback] = [metrics, stop]
+    if planner is not None:
+        callbacks.append(planner)
+    if (early := chosen.early_stop) and passes > early.min_passes and not (sweep and early.min_passes):
+        callbacks.append(EarlyStop(early.patience))
+    if settings.max_time:
+        callbacks.append(Timer(settings.max_time, verbose=False))
+    if chosen.causality:
+        callbacks.append(CausalityCheck(folder, config.causality.allow_leak))
+    if chosen.heads:
+        callbacks.append(HeadRecorder(folder))
+    if chosen.progress:
+        callbacks.append(Progress(chosen.progress))
+    if chosen.samples:
+        callbacks.append(Samples(chosen.samples, folder, config.top.seed))
     return Trainer(
         accelerator=hardware.accelerator,
+        strategy=settings.strategy,
+        devices=settings.devices,
+        num_nodes=settings.num_nodes,
         precision=hardware.precision,  # pyright: ignore[reportArgumentType] one of Lightning's
+        max_steps=settings.max_steps,
+        accumulate_grad_batches=settings.accumulate_grad_batches,
+        gradient_clip_val=settings.gradient_clip_val,
         val_check_interval=settings.val_check_interval * settings.accumulate_grad_batches,  # in micro-batches
         check_val_every_n_epoch=None,  # by steps
+        limit_val_batches=settings.limit_val_batches,
         num_sanity_val_steps=0,
+        log_every_n_steps=settings.log_every_n_steps,
         enable_model_summary=False,
         enable_progress_bar=False,
         default_root_dir=folder,
         plugins=[CheckpointFiles()],
         use_distributed_sampler=False,  # the data module gives each process its windows
         logger=[metrics.run_log, *added[1]],
-        callbacks=[callback for callback in callbacks if callback is not None],
-        **{name: getattr(settings, name) for name in PASSED_ON},
+        callbacks=[*callbacks, *added[0], Checkpoints(folder, config.checkpoint, stop)],
     )
 
 

@@ -17,7 +17,6 @@ import torch
 from lightning import Callback, Trainer
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
-from torch import Tensor
 from torch.optim import Optimizer
 
 from tril.model.atomic_files import atomic_path
@@ -88,10 +87,6 @@ class Metrics(Callback):
 
     Throughput counts training only: validation, what follows it, and its checkpoints stop the clock.
 
-    windows_last.npz holds `step`, `context_length`, and for each window of the last validation, in the order of the
-    text, `nll` (nats, summed over its targets) and `targets` (their number); `document_nll` and `document_targets` are
-    the same for each document. A target belongs to the document of its input.
-
     Args:
         hardware: that the run uses.
         folder: of the run.
@@ -129,14 +124,15 @@ class Metrics(Callback):
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: TrainingModule, optimizer: Optimizer) -> None:
         """Measures the gradient; raises NonFiniteError instead of an update with numbers that are not finite."""
-        params = [(group["name"], p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        gradients = [(group["name"], p.grad) for group in optimizer.param_groups for p in group["params"]]
+        names, tensors = zip(*[each for each in gradients if each[1] is not None], strict=True)
         nats = pl_module.train_nats.clone()  # not finite if the loss of one micro-batch is not
         if trainer.world_size > 1:
             nats = trainer.strategy.reduce(nats, reduce_op="sum")  # in place
         # the one transfer from the device in a step
-        *norms, nats = torch.stack([*norms_of(tuple(p.grad for _, p in params)), nats]).tolist()
+        *norms, nats = torch.stack([*torch._foreach_norm(tensors, 2, torch.float32), nats]).tolist()
         groups = defaultdict(list)
-        for (name, _), norm in zip(params, norms, strict=True):
+        for name, norm in zip(names, norms, strict=True):
             groups[name].append(norm)
         self._norms = {"total": math.hypot(*norms)} | {name: math.hypot(*each) for name, each in groups.items()}
         scaler = getattr(trainer.precision_plugin, "scaler", None)
@@ -162,26 +158,24 @@ class Metrics(Callback):
         row |= {f"lr/{group['name']}": group["lr"] for group in trainer.optimizers[0].param_groups}
         # without norms of a step that the scaler skips
         row |= {f"grad_norm/{name}": norm for name, norm in self._norms.items() if math.isfinite(norm)}
-        self.write(trainer, row)
+        self._write(trainer, row)
 
     def on_validation_start(self, trainer: Trainer, pl_module: TrainingModule) -> None:
         self._seconds, self._since = self.seconds(), None
 
     def on_validation_end(self, trainer: Trainer, pl_module: TrainingModule) -> None:
-        step = trainer.global_step
         values = {key: trainer.callback_metrics[key].item() for key in ("val/loss", "val/bpb")}
-        if not math.isfinite(values["val/loss"]):
-            raise NonFiniteError(f"the validation loss at step {step:,} is {values['val/loss']}; lower optim.lr_scale")
+        if not math.isfinite(loss := values["val/loss"]):
+            step = f"{trainer.global_step:,}"
+            raise NonFiniteError(f"the validation loss at step {step} is {loss}; lower optim.lr_scale")
         loader: Any = trainer.val_dataloaders
         scored = int(trainer.num_val_batches[0]) * loader.batch_size * loader.world_size
         self.val_windows = {"scored": min(loader.n_windows, scored), "of": loader.n_windows}
-        self.write(trainer, values | self.spent())
+        self._write(trainer, values | self.spent())
         if trainer.is_global_zero:
-            save_windows(self.folder / "windows_last.npz", pl_module, step)
+            save_windows(self.folder / "windows_last.npz", pl_module, trainer.global_step)
 
-    @staticmethod
-    def write(trainer: Trainer, values: Row) -> None:
-        """Logs values of this step."""
+    def _write(self, trainer: Trainer, values: Row) -> None:
         for logger in trainer.loggers:
             logger.log_metrics(values, step=trainer.global_step)
 
@@ -228,14 +222,8 @@ class Metrics(Callback):
         return {"val_windows": self.val_windows, **spent}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.val_windows = state["val_windows"]
-        self.tokens, self._seconds = state["tokens"], state["seconds"]
+        self.val_windows, self.tokens, self._seconds = state["val_windows"], state["tokens"], state["seconds"]
         self._started -= state["wall_seconds"]
-
-
-def norms_of(gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """The norm of each gradient, 0-dim float32."""
-    return torch._foreach_norm(gradients, 2, torch.float32)
 
 
 def save_windows(path: Path, module: TrainingModule, step: int) -> None:

@@ -11,11 +11,11 @@ import pytest
 import torch
 from lightning import Callback, Trainer
 
-from tests.conftest import NANO_PARTS, assert_close
+from tests.conftest import NANO_PARTS
 from tests.runs import train_typed
 from tril.model.causality.model import randomize
 from tril.model.gpt import GPT, GPTConfig
-from tril.model.training.callbacks.metrics import Metrics, NonFiniteError, norms_of, save_windows
+from tril.model.training.callbacks.metrics import Metrics, NonFiniteError, save_windows
 from tril.model.training.hardware import Hardware
 from tril.model.training.module import TrainingModule
 from tril.model.training.optim import OptimConfig
@@ -86,9 +86,6 @@ def test_norms_are_those_of_the_gradient_before_clipping():
     for row in rows:
         expected = exact_norms(data[(row["step"] - 1) * accumulate :][:accumulate])
         assert {name: row[f"grad_norm/{name}"] for name in expected} == pytest.approx(expected, rel=1e-5)
-    (norm,) = norms_of((torch.full((3000,), 0.5, dtype=torch.bfloat16),))  # a sum in bf16 stops growing at 256 of them
-    assert norm.dtype == torch.float32
-    assert_close(norm, torch.tensor(0.5 * math.sqrt(3000)))
 
 
 def test_a_step_whose_loss_alone_is_not_finite_is_not_made():
