@@ -140,22 +140,18 @@ def test_accumulated_gradients_and_those_of_two_processes_are_those_of_a_larger_
         assert metrics(parts, column) == pytest.approx(metrics(whole, column), rel=1e-5), column
 
 
-def test_a_seed_repeats_a_run_bit_for_bit_and_dropout_leaves_the_initial_weights_unchanged(run_of):
+def test_a_seed_repeats_a_run_bit_for_bit(run_of):
     first, same, other = (run_of("dropout", settings) for settings in ("", "seed=1", "seed=2"))
     assert metrics(same, "train/loss") == metrics(first, "train/loss")
     assert all(torch.equal(tensor, weights_of(first)[name]) for name, tensor in weights_of(same).items())
     assert metrics(other, "train/loss")[1] != metrics(first, "train/loss")[1]
-    still = "optim.lr_scale=1e-30 trainer.max_steps=2 trainer.val_check_interval=2"
-    first, second = (weights_of(run_of(f"model.resid_dropout={p}", still)) for p in (0, 0.5))
-    assert all(torch.allclose(tensor, second[name], rtol=0, atol=1e-20) for name, tensor in first.items())
 
 
 def test_a_certified_run_of_two_windows_in_bf16_stays_near_one_in_float32(run_of):
-    certified = "data.batch_size=2 callbacks.causality={}"
-    folders = [run_of(certified, f"trainer.precision={precision}") for precision in ("32-true", "bf16-mixed")]
+    ways = ("trainer.precision=32-true", "trainer.precision=bf16-mixed callbacks.causality={}")
+    folders = [run_of("data.batch_size=2", way) for way in ways]
     losses = [metrics(folder, "train/loss") for folder in folders]
-    assert all((folder / "causality.json").is_file() for folder in folders)
-    assert all(of_run[30] < of_run[1] - 1 for of_run in losses)
+    assert (folders[1] / "causality.json").is_file() and all(of_run[30] < of_run[1] - 1 for of_run in losses)
     assert 1e-4 < max(abs(losses[0][step] - losses[1][step]) for step in losses[0]) < 0.01  # measured: 0.003
 
 
