@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tril.model.attention import MultiHeadAttention, attention_weights
-    from tril.model.checkpoint import load
     from tril.model.config import GPTConfig
     from tril.model.gpt import GPT
     from tril.model.masks import causal_mask
+    from tril.model.runs import load
 
 __all__ = ["GPT", "GPTConfig", "MultiHeadAttention", "attention_weights", "causal_mask", "load"]
 
@@ -21,7 +21,7 @@ _MODULES = {
     "MultiHeadAttention": "attention",
     "attention_weights": "attention",
     "causal_mask": "masks",
-    "load": "checkpoint",
+    "load": "runs",
 }
 
 

@@ -4,7 +4,7 @@
      "tril": {the other attributes of Checkpoint}, ...}
 
 Training writes it through Lightning, which adds the state for resuming: "optimizer_states", "loops" and so on. The file
-is a zip archive, which has a CRC-32 of each record. Reading verifies them, since `torch.load` does not.
+is a zip archive with a CRC-32 of each record, which `torch.load` does not verify.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from zipfile import BadZipFile, ZipFile
 
 import torch
@@ -23,13 +23,9 @@ from torch import Tensor
 
 from tril.data.settings import explain, strict_settings
 from tril.model.atomic_files import atomic_path
-from tril.model.config import GPTConfig, check_memory
+from tril.model.config import GPTConfig
+from tril.model.generation.language_model import LanguageModel
 from tril.model.gpt import GPT
-from tril.model.initialization import SkipInit
-from tril.model.runs import find_checkpoint
-
-if TYPE_CHECKING:
-    from tril.model.generation.language_model import LanguageModel
 
 PREFIX = "model."  # of parameter names: the GPT is the attribute `model` of the module that Lightning saves
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -93,32 +89,25 @@ class Checkpoint:
         weights = {PREFIX + name: tensor for name, tensor in self.weights.items()}
         write_state(path, {"state_dict": weights, "global_step": self.step, "tril": self.entry()})
 
-    def language_model(self, device: torch.device | str = "cpu") -> "LanguageModel":
+    def language_model(self, device: torch.device | str = "cpu") -> LanguageModel:
         """The model, in evaluation mode, with its tokenizer.
 
         Raises:
             ValueError: config, weights and tokenizer do not match.
         """
-        from tril.model.generation.language_model import LanguageModel
-
         with named(self.path):
-            return LanguageModel(self.model(device).eval(), self.tokenizer, self.eot)
+            return LanguageModel(self.model(device).eval(), self.tokenizer, self.eot, source=self.path)
 
     def model(self, device: torch.device | str = "cpu") -> GPT:
-        """The model with copies of the weights in float32; nothing is allocated before sizes and names are compared.
+        """The model with copies of the weights in float32.
 
         Raises:
-            ValueError: names or shapes that are not those of the model, or more memory than the machine has.
+            ValueError: names or shapes that are not those of the model.
         """
-        config, weights = self.config, dict(self.weights)
-        if config.tie_embeddings:  # the head is the embedding
+        weights = dict(self.weights)
+        if self.config.tie_embeddings:  # the head is the embedding
             weights.pop("head.weight", None)
-        n_stored, n_needed = sum(x.numel() for x in weights.values()), config.vocab_size and config.n_parameters()
-        if n_stored != n_needed:  # a model of many blocks takes long to build
-            raise ValueError(f"its tensors have {n_stored:,} elements, and its config has {n_needed or 0:,} parameters")
-        check_memory(config)
-        with torch.device("meta"), SkipInit():
-            model = GPT(config)
+        model = GPT.without_values(self.config)
         needed, stored = (
             {(name, x.shape, x.is_floating_point()) for name, x in tensors}
             for tensors in (model.named_parameters(), weights.items())  # a tied head is in neither
@@ -133,35 +122,17 @@ class Checkpoint:
         return model
 
 
-def load(path: str | Path = "latest", device: torch.device | str = "cpu") -> "LanguageModel":
-    """Loads the model, in evaluation mode, and the tokenizer of a checkpoint.
-
-    Weights of another floating-point precision are converted to float32.
-
-    Args:
-        path: a checkpoint file, the folder of a run, or "latest"; see `tril.model.runs.find_checkpoint`.
-
-    Raises:
-        OSError: there is no checkpoint.
-        ValueError: the file is damaged or not a checkpoint, or its parts do not match.
-    """
-    return Checkpoint.read(find_checkpoint(path)).language_model(device)
-
-
-def save(path: str | Path, lm: "LanguageModel", **data: Any) -> None:
+def save(path: str | Path, lm: LanguageModel, **data: Any) -> None:
     """Writes a checkpoint atomically; `data` are plain values that describe the training data."""
     Checkpoint(lm.config, dict(lm.model.state_dict()), lm.tokenizer.to_str(), lm.eot, data=data).write(path)
 
 
 def write_state(path: str | Path, content: dict[str, Any]) -> None:
-    """Writes `content` with `torch.save`, atomically.
-
-    Args:
-        content: plain containers and values, and tensors.
+    """Writes plain containers, values and tensors with `torch.save`, atomically.
 
     Raises:
-        OSError: it cannot be written, with the reason and a remedy; an earlier file is unchanged.
-        ValueError: the content has something that `read_state` would refuse.
+        OSError: they cannot be written, with the reason and a remedy; an earlier file is unchanged.
+        ValueError: the content has something that `read_state` would not load.
     """
     path = Path(path)
     try:
@@ -193,19 +164,16 @@ def read_state(path: str | Path, *, training: bool = True) -> dict[str, Any]:
 
 
 def load_plain(path: str | Path, *, mmap: bool = True) -> Any:
-    """What `torch.load` reads from a file that can run no code, with its CRC-32s verified. Raises as `read_state`."""
+    """What `torch.load` reads without running code from a file whose CRC-32s are right. Raises as `read_state`."""
     try:
         with ZipFile(path) as archive:
-            if sum(record.file_size for record in archive.infolist()) > Path(path).stat().st_size:
-                raise BadZipFile("its records are larger than the file")
-            if archive.testzip() is not None:
-                raise BadZipFile("a CRC-32 differs")
+            if (record := archive.testzip()) is not None:
+                raise BadZipFile(f"the CRC-32 of {record} differs")
         return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+    except (FileNotFoundError, IsADirectoryError, PermissionError):
+        raise
     except Exception as error:  # the file decides which of many kinds torch and zipfile raise
-        if isinstance(error, OSError) and error.filename is not None:  # no such file, or no permission
-            raise
-        ours = isinstance(error, BadZipFile | ValueError)  # torch's messages advise to allow code
-        reason = str(error) if ours else type(error).__name__
+        reason = str(error) if isinstance(error, BadZipFile) else type(error).__name__  # torch's advise to allow code
         remedy = "use another checkpoint of its folder, restore it from a copy, or train again"
         raise ValueError(one_line(f"{path} is damaged, or is not a checkpoint ({reason}); {remedy}")) from error
 

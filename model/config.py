@@ -1,16 +1,15 @@
 """Every choice that defines a GPT, declared and validated in one place. This module does not import torch."""
 
 import math
-import os
 from dataclasses import asdict, replace
 from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, WrapValidator, model_validator
 from pydantic.dataclasses import dataclass
 
-from tril.data.settings import canonical, setting, strict_settings, typed
+from tril.data.settings import canonical, setting, strict_settings
 
-Size = Annotated[int, Field(ge=1, lt=2**48)]  # far above any model, and below what overflows in a product of two
+Size = Annotated[int, Field(ge=1, lt=2**30)]  # far above any model; torch can multiply two of them
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Probability = Annotated[float, Field(ge=0, lt=1)]
 Norm = Literal["rmsnorm", "layernorm"]
@@ -20,8 +19,6 @@ NormOrBool = Annotated[  # True and False: rmsnorm and none
 SizeOrNone = Annotated[Size, WrapValidator(lambda value, check: None if value is None else check(value))]
 
 GATED = ("swiglu",)  # FFN with a third matrix, of the gate
-BYTES = 4  # of a float32
-MAX_POSITION_ELEMENTS = 2**28  # context_length * head size: rotary tables of 1 GiB
 
 
 @dataclass(frozen=True, config=strict_settings("model"))
@@ -147,40 +144,6 @@ class GPTConfig:
     def _mlp_matrices(self) -> int:
         return 3 if self.mlp in GATED else 2
 
-    def n_parameters(self) -> int:
-        """Number of parameters of the model, without building it."""
-        norm = self.dim * (1 + (self.norm == "layernorm" and self.bias))
-        tables = self.vocab_size * (2 - self.tie_embeddings) + self.context_length * (self.pos == "learned")
-        block = self.embed_skip + self.value_embed_size
-        if self.n_heads:
-            q_rows, kv_rows = self.n_heads * self.head_size, 2 * self.kv_heads * self.head_size
-            qkv_bias = self.bias if self.qkv_bias is None else self.qkv_bias
-            block += norm + (2 * q_rows + kv_rows) * self.dim + self.dim * self.bias + (q_rows + kv_rows) * qkv_bias
-            block += 2 * self.head_size * (self.qk_norm != "none")
-        if self.mlp != "none":
-            matrices = self._mlp_matrices * self.mlp_size * self.dim
-            block += norm + matrices + ((self._mlp_matrices - 1) * self.mlp_size + self.dim) * self.bias
-        return tables * self.dim + self.vocab_size * self.value_embed_size + self.n_layers * block + norm
-
     def to_dict(self) -> dict:
         """Plain values for a checkpoint: GPTConfig(**config.to_dict()) == config."""
         return asdict(self)
-
-
-def check_memory(config: GPTConfig, *, bytes_per_parameter: int = BYTES) -> None:
-    """Raises ValueError if a model exceeds the memory of this machine, before anything is allocated.
-
-    Args:
-        config: a vocabulary of None, while the text is unknown, counts as one token.
-        bytes_per_parameter: 4 for the weights in float32; with gradients and the two averages of Adam 16.
-    """
-    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    parameters, vocabulary = replace(config, vocab_size=config.vocab_size or 1).n_parameters(), typed(config.vocab_size)
-    needed = parameters * bytes_per_parameter
-    if needed > available:
-        size = f"model.dim={config.dim}, model.n_layers={config.n_layers} and model.vocab_size={vocabulary}"
-        limit = f"need {needed / 2**30:,.0f} GiB of memory, and this machine has {available / 2**30:,.0f}"
-        raise ValueError(f"{size} are at least {parameters:,} parameters, which {limit}; make the model smaller")
-    if (positions := config.context_length * max(config.head_size, 2)) > MAX_POSITION_ELEMENTS:
-        limit = config.context_length * MAX_POSITION_ELEMENTS // positions
-        raise ValueError(f"model.context_length={config.context_length} must be at most {limit}, for its tables")

@@ -4,7 +4,10 @@ B batch, T queries, S keys, H heads, D head size, C width, V vocabulary, L layer
 """
 
 import functools
+import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tril.model.attention import MultiHeadAttention
 from tril.model.config import GPTConfig
-from tril.model.initialization import init_weights, rng_state
+from tril.model.initialization import SkipInit, init_weights, rng_state
 from tril.model.kv_cache import KVCache
 from tril.model.layers import MLP, make_norm
 from tril.model.positions import POSITIONS
@@ -115,6 +118,12 @@ class GPT(nn.Module):
         self.tie_head()
         self.make_tables()
         init_weights(self, config, seed)
+
+    @classmethod
+    def without_values(cls, config: GPTConfig) -> Self:
+        """The model on the device meta: names and shapes, and no memory."""
+        with torch.device("meta"), SkipInit():
+            return cls(config)
 
     def tie_head(self) -> None:
         """Makes the weight of the head that of the embedding, where the config says so."""
@@ -287,3 +296,19 @@ def sizes(model: GPT, lengths: Mapping[int, float] | None = None) -> dict[str, i
         "active_parameters": body + model.head.weight.numel(),
         "flops_per_token": model.flops_per_token(lengths),
     }
+
+
+def check_memory(config: GPTConfig) -> None:
+    """Raises ValueError if a model exceeds the memory of this machine, before anything is allocated.
+
+    Args:
+        config: a vocabulary of None, while the text is unknown, counts as one token.
+    """
+    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    model = GPT.without_values(replace(config, vocab_size=config.vocab_size or 1))
+    needed = sum(x.numel() * x.element_size() for x in (*model.parameters(), *model.buffers()))
+    if needed > available:
+        names = "vocab_size", "context_length", "n_layers", "dim"
+        size = ", ".join(f"model.{name}={getattr(config, name)}" for name in names)
+        limit = f"{needed / 2**30:,.0f} GiB of memory, and this machine has {available / 2**30:,.0f}"
+        raise ValueError(f"{size} need at least {limit}; make the model smaller")

@@ -3,6 +3,9 @@
 B batch, T queries, S keys, H heads, D head size, C width. The causal mask counts columns, whatever the positions are.
 """
 
+from collections.abc import Callable
+from typing import Self
+
 import torch
 from torch import Tensor, nn
 
@@ -20,6 +23,15 @@ class Positions(nn.Module):
 
     def make_tables(self) -> None:
         """Registers what follows from the config, and is not in checkpoints, on torch's default device."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Moves tables to the device of the module, and keeps them in float32 where bf16-true casts the weights."""
+        tables = dict(self.named_buffers())
+        super()._apply(fn, recurse)
+        for name, table in tables.items():
+            moved = getattr(self, name)
+            setattr(self, name, moved if moved.dtype == table.dtype else table.to(moved.device))
+        return self
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """Adds to the embeddings of tokens, (B, T, C) at positions (T,) or (B, T)."""
@@ -88,10 +100,10 @@ def rope_table(length: int, head_dim: int, *, base: float = BASE) -> tuple[Tenso
     """
     if head_dim % 2:
         raise ValueError(f"head_dim={head_dim} must be even for rotary position embeddings, which rotate pairs")
-    with torch.device("cpu"):  # MPS has no float64
+    device = torch.get_default_device()
+    with torch.device(device if device.type == "meta" else "cpu"):  # MPS has no float64
         frequency = base ** -(torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)  # (D/2,)
         angle = torch.arange(length, dtype=torch.float64)[:, None] * frequency  # (length, D/2)
-    device = torch.get_default_device()
     return angle.cos().float().to(device), angle.sin().float().to(device)
 
 

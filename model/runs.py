@@ -16,15 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from tril.data.settings import setting
-
 if TYPE_CHECKING:
     import torch
 
     from tril.model.generation.language_model import LanguageModel
 
-CKPT = setting("latest", "a checkpoint file, a run folder, or latest: the newest run below outputs/ and multirun/")
-DEVICE = setting("auto", "auto | cpu | cuda | mps")  # these two are settings of the commands that read a model
 ROOTS = ("outputs", "multirun")
 CHECKPOINTS = "checkpoints"  # the folder in that of a run, with the next two files
 LAST, BEST = "last.ckpt", "best.ckpt"
@@ -34,6 +30,23 @@ FAILURE = "failed.json"  # how a run of a sweep failed
 SWEEP = "sweep.json"  # the runs of a sweep, in its folder
 METRICS = "csv/version_0/metrics.csv"
 LOCK = ".run.lock"  # held while a process trains the run
+
+
+def load(path: str | Path = "latest", device: "torch.device | str" = "cpu") -> "LanguageModel":
+    """Loads the model of a checkpoint, in evaluation mode, with its tokenizer.
+
+    Weights of another floating-point precision are converted to float32.
+
+    Args:
+        path: a checkpoint file, the folder of a run, or "latest"; see `find_checkpoint`.
+
+    Raises:
+        OSError: there is no checkpoint.
+        ValueError: the file is damaged or not a checkpoint, or its parts do not match.
+    """
+    from tril.model.checkpoint import Checkpoint
+
+    return Checkpoint.read(find_checkpoint(path)).language_model(device)
 
 
 @dataclass(frozen=True)
@@ -93,9 +106,7 @@ class Run:
             lock.release()
 
     def load(self, device: "torch.device | str" = "cpu") -> "LanguageModel":
-        """The model of the best validation with its tokenizer, in evaluation mode; see `tril.model.load`."""
-        from tril.model.checkpoint import load
-
+        """The model of the best validation with its tokenizer, in evaluation mode; see the function `load`."""
         return load(self.folder, device)
 
 
@@ -126,10 +137,8 @@ def find_checkpoint(path: str | Path, *, prefer: tuple[str, ...] = ("best", "las
         FileNotFoundError: there is none.
     """
     names = [f"{CHECKPOINTS}/{name}.ckpt" for name in prefer]
-    path = run_folder(newest("checkpoint", *names)) if str(path) == "latest" else _expanded(path)
-    if path.is_file():
-        return path
-    for file in [path / name for name in [*names, *(f"{name}.ckpt" for name in prefer)]]:
+    path = run_folder(newest("checkpoint", *names)) if str(path) == "latest" else Path(os.path.expanduser(path))
+    for file in (path, *(path / name for name in names), *(path / f"{name}.ckpt" for name in prefer)):
         if file.is_file():
             return file
     problem = f"contains no {' or '.join(names)}" if path.is_dir() else "does not exist"
@@ -142,7 +151,7 @@ def find_sweep(path: str) -> Path:
     Raises:
         FileNotFoundError: "latest" finds none.
     """
-    return newest(SWEEP, SWEEP, roots=ROOTS[1:]).parent if path == "latest" else _expanded(path)
+    return newest(SWEEP, SWEEP, roots=ROOTS[1:]).parent if path == "latest" else Path(os.path.expanduser(path))
 
 
 def newest(what: str, *names: str, roots: tuple[str, ...] = ROOTS) -> Path:
@@ -156,12 +165,6 @@ def newest(what: str, *names: str, roots: tuple[str, ...] = ROOTS) -> Path:
         below = " or ".join(f"{root}/" for root in roots)
         raise FileNotFoundError(f"no {what} below {below} of {Path.cwd()}; train first, or name a folder")
     return max(files, key=lambda file: file.stat().st_mtime)
-
-
-def _expanded(path: str | Path) -> Path:
-    if str(path) == "":  # Path("") would be the working directory
-        raise FileNotFoundError("an empty path names nothing; name a file, a folder or latest")
-    return Path(os.path.expanduser(path))  # unlike Path.expanduser, it leaves the home of an unknown user unchanged
 
 
 def run_folder(checkpoint: Path) -> Path:

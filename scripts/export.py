@@ -11,7 +11,8 @@ from typing import Literal
 from pydantic.dataclasses import dataclass
 
 from tril.data.settings import setting, strict_settings
-from tril.model.runs import CKPT, find_checkpoint
+from tril.model.generation.config import CKPT
+from tril.model.runs import find_checkpoint
 from tril.scripts.cli.app import CommandLine, entry
 from tril.scripts.cli.errors import user_errors
 

@@ -10,7 +10,8 @@ dir=multirun/DATE/TIME  removes the heads of each run and averages over seeds wh
 from pydantic.dataclasses import dataclass
 
 from tril.data.settings import setting, strict_settings
-from tril.model.runs import CKPT, DEVICE, find_checkpoint, find_sweep
+from tril.model.generation.config import CKPT, DEVICE
+from tril.model.runs import find_checkpoint, find_sweep
 from tril.scripts.cli.app import CommandLine, entry
 from tril.scripts.cli.errors import user_errors
 

@@ -13,8 +13,8 @@ import webbrowser
 from pydantic.dataclasses import dataclass
 
 from tril.data.settings import setting, strict_settings
-from tril.model.generation.config import Prompt
-from tril.model.runs import CKPT, DEVICE, find_checkpoint
+from tril.model.generation.config import CKPT, DEVICE, Prompt
+from tril.model.runs import find_checkpoint
 from tril.scripts.cli.app import CommandLine, entry
 from tril.scripts.cli.errors import user_errors
 from tril.scripts.playground.server import LOOPBACK, PlayModel, create_server, listen

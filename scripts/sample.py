@@ -20,8 +20,8 @@ def main(line: CommandLine[SampleConfig]) -> None:
     with user_errors():
         path = find_checkpoint(settings.ckpt)
         keep_compiled_code()  # before the import of torch, which takes a second
-        from tril.model.checkpoint import load
         from tril.model.heads.ablation import head_gate
+        from tril.model.runs import load
         from tril.model.training.hardware import choose_compile, use_device
 
         device = use_device(settings.device)

@@ -3,15 +3,16 @@
 import ast
 import subprocess
 import sys
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 FILES = sorted(path for folder in ("model", "data", "scripts") for path in (ROOT / folder).rglob("*.py"))
 FILES += [ROOT / "train.py"]
 ROOMS = (  # a module imports from its room and from those to the left
-    *("data", "model", "model.generation", "model.causality", "model.heads", "model.evaluation", "model.interop"),
-    *("model.training", "scripts.cli", "scripts.experiments", "scripts.maintenance"),
-    *("scripts.playground", "scripts", "train"),
+    *("data", "model", "model.generation", "model.checkpoint", "model.runs", "model.causality", "model.heads"),
+    *("model.evaluation", "model.interop", "model.training", "scripts.cli", "scripts.experiments"),
+    *("scripts.maintenance", "scripts.playground", "scripts", "train"),
 )
 ONLY_IN = {  # libraries that cost seconds, or that belong to the command line
     "hydra": ("scripts", "train"),
@@ -50,12 +51,42 @@ def test_imports_go_one_way():
             library, message = name.partition(".")[0], f"{module} imports {name}"
             if library in ("data", "model", "scripts", "train"):
                 lower, higher = (ROOMS.index(within(each, ROOMS)[-1]) for each in (name, module))
-                assert lower <= higher or module in ("model.checkpoint", "model.runs"), message
+                assert lower <= higher or module == "model.__init__", message  # which names what it imports on use
             assert within(module, ONLY_IN.get(library, (module,))), message
             assert library not in (*LAZY, *POSIX) or not at_top, f"{message} at its top level"
             assert library != "tests", message
         if module != "scripts.certify":  # call= imports from the user's working directory
             assert "sys.path." not in path.read_text("utf-8"), path
+
+
+def imported_files(path: Path) -> set[Path]:
+    """The files of Tril that a file imports, also inside functions; not those for type checkers only."""
+    tree, files = ast.parse(path.read_text("utf-8")), set()
+    checked = {id(node) for each in ast.walk(tree) if is_for_types(each) for node in ast.walk(each)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and id(node) not in checked:
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        elif isinstance(node, ast.Import) and id(node) not in checked:
+            names = [alias.name for alias in node.names]
+        else:
+            continue
+        bases = [ROOT.joinpath(*name.split(".")[1:]) for name in names if name.startswith("tril.")]
+        files |= {file for base in bases for file in (base.with_suffix(".py"), base / "__init__.py")}
+    return files & set(FILES)
+
+
+def is_for_types(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+
+
+def test_no_file_imports_another_in_a_circle():
+    graph = {path: imported_files(path) - {path} for path in FILES}
+    assert sum(map(len, graph.values())) > 300, "imports are found"
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        circle = " -> ".join(str(path.relative_to(ROOT)) for path in error.args[1])
+        raise AssertionError(circle) from None
 
 
 def test_what_starts_quickly_imports_no_torch():

@@ -11,9 +11,10 @@ from tests.conftest import tiny_gpt
 from tests.contract.harness import BARE, merged, run, summary
 from tests.foreign import folder_of, nanogpt_model, write_nanogpt
 from tests.model.tokenizers import EOT, byte_tokenizer
-from tril.model.checkpoint import load, read_state, save
+from tril.model.checkpoint import read_state, save
 from tril.model.generation.language_model import LanguageModel
 from tril.model.interop.hf import download, is_hub_name, read_hf
+from tril.model.runs import load
 
 # Without keys of the model and the tokenizer, which are the source's
 RUN = [setting for setting in BARE if not setting.startswith(("model.", "data.tokenizer."))]

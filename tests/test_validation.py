@@ -10,7 +10,7 @@ import yaml
 from tests.contract.harness import BARE, merged, run, summary
 from tril.data.config import parse
 from tril.data.datamodule import TextDataModule
-from tril.model.checkpoint import load
+from tril.model.runs import load
 
 T = 32  # tokens of a window
 SETTINGS = merged(BARE, "data.tokenizer.kind=byte", "data.path=docs", "data.val_batch_size=4", "hydra.run.dir=run")

@@ -6,7 +6,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from tril.data.settings import setting, strict_settings
-from tril.model.runs import CKPT, DEVICE
+from tril.model.generation.config import CKPT, DEVICE
 
 OF_DATA = "tasks=null"
 

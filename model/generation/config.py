@@ -6,8 +6,10 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
 from tril.data.settings import setting, strict_settings
-from tril.model.runs import CKPT, DEVICE
 
+# These two are settings of every command that reads a model.
+CKPT = setting("latest", "a checkpoint file, a run folder, or latest: the newest run below outputs/ and multirun/")
+DEVICE = setting("auto", "auto | cpu | cuda | mps")
 Stop = Annotated[str, Field(min_length=1)]
 
 

@@ -5,6 +5,7 @@ Streamed and collected text are decoded by the same code, piece by piece, so bot
 
 import itertools
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -28,6 +29,7 @@ class LanguageModel:
         model: may have more embeddings than the tokenizer has tokens.
         eot_id: the id of `eot`.
         tokenizer: a copy of the argument, which may be its JSON, without truncation and padding.
+        source: the file or folder that it was read from; None: none.
         n_ids: one more than the largest token id. A third-party tokenizer may leave gaps below it: an id without a
             token was never trained on and decodes to "".
 
@@ -35,8 +37,8 @@ class LanguageModel:
         ValueError: the tokenizer has more tokens than the model, or no `eot`.
     """
 
-    def __init__(self, model: GPT, tokenizer: Tokenizer | str, eot: str = EOT):
-        self.model, self.eot = model, eot
+    def __init__(self, model: GPT, tokenizer: Tokenizer | str, eot: str = EOT, source: Path | None = None):
+        self.model, self.eot, self.source = model, eot, source
         self.tokenizer = load_tokenizer(tokenizer if isinstance(tokenizer, str) else tokenizer.to_str())
         check_ids(self.tokenizer, self.config.vocab_size)
         self.n_ids = n_ids(self.tokenizer)
@@ -44,6 +46,12 @@ class LanguageModel:
         if eot_id is None:
             raise ValueError(f"the tokenizer has no token {eot!r}; set eot to the token that ends its texts")
         self.eot_id: int = eot_id
+
+    def __repr__(self) -> str:
+        c, tokens, device = self.config, self.tokenizer.get_vocab_size(), self.model.embed.weight.device
+        shape = f"{c.n_layers} layers, width {c.dim}, {c.n_heads} heads, context {c.context_length}"
+        parts = f"{self.model.n_parameters():,} parameters, {shape}, tokenizer of {tokens:,} tokens, on {device}"
+        return f"LanguageModel({self.source or 'from no file'}: {parts})"
 
     @property
     def config(self) -> GPTConfig:

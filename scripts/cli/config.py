@@ -15,7 +15,7 @@ from tril.data.config import DataConfig, parse
 from tril.data.settings import Setting, build, declared, defaults, plain, setting, strict_settings, without_effect
 from tril.data.settings import typed as as_typed
 from tril.data.sources import SOURCES
-from tril.model.config import GPTConfig, check_memory
+from tril.model.config import GPTConfig
 from tril.model.training.settings import (
     CallbacksConfig,
     CausalityConfig,
@@ -39,6 +39,7 @@ GROUPS = {
     "causality": CausalityConfig,
     "sweep": SweepConfig,
 }
+FOR_TRAINING = ("backend", "checkpoint_activations", "embd_dropout", "attn_dropout", "resid_dropout")  # of a model
 FOLDER = "hydra.run.dir"  # of a run
 OPEN = ("callbacks", "logger")  # groups in which configs/ and the command line add a _target_ under a name
 
@@ -136,14 +137,15 @@ class RunConfig(TrainingConfig):
         Raises:
             UserError: this machine lacks what they need.
         """
-        with user_errors():
-            check_memory(self.model)  # before the import of torch, which takes seconds
         from tril.data.cache import keep_compiled_code
-        from tril.model.training.hardware import select_hardware
 
         keep_compiled_code()  # before torch looks for a compiler
+        from tril.model.gpt import check_memory
+        from tril.model.training.hardware import select_hardware
+
         trainer = self.trainer
         with user_errors():
+            check_memory(self.model)
             hardware = select_hardware(trainer.accelerator, trainer.precision, self.top.compile)
             most = max(8, os.cpu_count() or 1)  # more processes than cores are for tests
             if hardware.accelerator == "cpu" and trainer.devices != "auto" and trainer.devices > most:
@@ -173,9 +175,7 @@ class RunConfig(TrainingConfig):
             if chosen < vocab_size:
                 needed = f"too small for the tokenizer's {vocab_size} tokens; raise it, or leave it null"
                 raise ValueError(f"model.vocab_size={chosen} is {needed}")
-            model = replace(self.model, vocab_size=chosen)
-            check_memory(model)
-        return replace(self, model=model)
+        return replace(self, model=replace(self.model, vocab_size=chosen))
 
     @property
     def devices(self) -> int:

@@ -10,8 +10,7 @@ from tril.data.settings import defaults
 from tril.model.atomic_files import write_text
 from tril.model.runs import find_checkpoint
 from tril.scripts.cli.app import CommandLine
-from tril.scripts.cli.config import TrainCommand
-from tril.scripts.cli.resume import FOR_TRAINING
+from tril.scripts.cli.config import FOR_TRAINING, TrainCommand
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

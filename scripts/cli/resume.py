@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tril.data.settings import typed as as_typed
 from tril.model.runs import SETTINGS, SUMMARY, Run, find_checkpoint, newest, run_folder
 from tril.scripts.cli.app import CommandLine
-from tril.scripts.cli.config import FOLDER, RunConfig, TrainCommand, flatten, is_given, known_settings
+from tril.scripts.cli.config import FOLDER, FOR_TRAINING, RunConfig, TrainCommand, flatten, is_given, known_settings
 from tril.scripts.cli.process import shared_source, warn
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ FREE = (
 )
 OF_THE_WINDOWS = ("data.batch_size", "data.document_mask")  # these are compared too
 FIXED = ("model.", "optim.kind")  # with others, the weights would be other weights
-FOR_TRAINING = ("backend", "checkpoint_activations", "embd_dropout", "attn_dropout", "resid_dropout")  # of a model
 
 
 def resume(line: CommandLine[TrainCommand]) -> "tuple[dict[str, Any], Checkpoint]":
@@ -58,7 +57,7 @@ def resume(line: CommandLine[TrainCommand]) -> "tuple[dict[str, Any], Checkpoint
     checkpoint = Checkpoint.of(state, path)
     tokenizer = settings["data"].get("tokenizer", {})
     if tokenizer.get("kind") == "file" and not Path(str(tokenizer.get("path"))).is_file():
-        from tril.scripts.cli.init_from import keep_tokenizer
+        from tril.scripts.cli.init_from import keep_tokenizer  # which imports tokenizers
 
         tokenizer["path"] = str(keep_tokenizer(checkpoint.tokenizer))  # the checkpoint has it too
     return settings, checkpoint

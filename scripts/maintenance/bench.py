@@ -139,10 +139,10 @@ def train(config: RunConfig, options: argparse.Namespace) -> Tasks:
 
 def decode(config: RunConfig, options: argparse.Namespace) -> Tasks:
     """Ids in, ids out, with the default sampling; a call of each before the first that counts."""
-    from tril.model.checkpoint import load
     from tril.model.generation.generate import generate_ids
     from tril.model.generation.sampling import SamplingConfig
     from tril.model.gpt import GPT
+    from tril.model.runs import load
 
     assert config.hardware is not None
     device = config.hardware.accelerator

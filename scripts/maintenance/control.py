@@ -16,9 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tril.model.checkpoint import load
 from tril.model.gpt import GPT
-from tril.model.runs import find_checkpoint
+from tril.model.runs import find_checkpoint, load
 
 WINDOWS, BATCH_SIZE = 32, 32
 

@@ -3,7 +3,6 @@
 import json
 import os
 import resource
-import zipfile
 from collections import Counter
 from pathlib import Path
 from random import Random
@@ -15,8 +14,9 @@ from hypothesis import strategies as st
 
 from tests.conftest import tiny_gpt
 from tests.model.tokenizers import byte_tokenizer
-from tril.model.checkpoint import Checkpoint, code_sha256, load, read_state, save, verdict, write_state
+from tril.model.checkpoint import Checkpoint, code_sha256, read_state, save, verdict, write_state
 from tril.model.generation.language_model import LanguageModel
+from tril.model.runs import load
 
 PARTS = {
     "pos": ["rope", "learned", "alibi", "none"],
@@ -98,6 +98,12 @@ def test_what_is_loaded_computes_the_same(tmp_path, parts):
     assert not any(module.training for module in loaded.model.modules())
     assert all(p.requires_grad and p.is_leaf for p in loaded.model.parameters())
     assert loaded.model.n_parameters() == lm.model.n_parameters()  # a tied head is still tied
+
+
+def test_a_loaded_model_says_what_it_is(saved):
+    lm = load(saved)
+    counts = f"{lm.model.n_parameters():,} parameters, 2 layers, width 32, 4 heads, context 12, tokenizer of 257 tokens"
+    assert repr(lm) == f"LanguageModel({saved}: {counts}, on cpu)"
 
 
 def test_a_file_has_plain_values_only_and_can_be_written_again(whole, saved):
@@ -204,31 +210,24 @@ def weight(name, tensor):
 
 
 LIES = [
-    (config(vocab_size=10**11), r"its tensors have [\d,]+ elements, and its config has [\d,]+ parameters"),
-    (config(context_length=10**12), "model.context_length=1000000000000 must be at most 33554432"),
+    (config(vocab_size=10**9), "embed.weight is missing, unknown, of another shape"),
     (config(**{"vocab\n_size": 1}), "vocab _size"),
     (lambda content: content["tril"]["config"].pop("key_offset"), "it has no model.key_offset, so another version"),
     (weight("norm.weight", torch.ones(32).long()), "norm.weight .* no floating-point tensor"),
-    (weight("norm.weight", torch.ones(1).expand(10**9, 10**9)), "its tensors have 1,000,000,000,000,0.* elements"),
+    (weight("norm.weight", torch.ones(1).expand(10**9, 10**9)), "norm.weight is missing, unknown, of another shape"),
     (entry(eot=3, certificate=True), "eot=3 must be .*; certificate=true must be"),
     (lambda content: content["tril"].pop("tokenizer"), "tokenizer is missing"),
     (entry(tokenizer=byte_tokenizer().to_str().replace('"a":', '"a":4000000', 1)), "exceed the model's vocab_size=257"),
     (lambda content: content.pop("tril"), "has no state_dict and tril entries; use a .ckpt file that train.py wrote"),
-    (bytes(50_000_000), "its records are larger than the file"),  # of a compressed record
 ]
 
 
 @pytest.mark.parametrize(("change", "message"), LIES, ids=lambda value: value if isinstance(value, str) else "")
 def test_lies_are_refused_before_memory_is_taken(change, message, saved, tmp_path):
     path, before = tmp_path / "a.ckpt", resource.getrlimit(resource.RLIMIT_AS)
-    if isinstance(change, bytes):  # in place of the pickle, compressed
-        with zipfile.ZipFile(saved) as old, zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as new:
-            for name in old.namelist():
-                new.writestr(name, change if name.endswith("data.pkl") else old.read(name))
-    else:
-        content = torch.load(saved, weights_only=True)
-        change(content)
-        torch.save(content, path)
+    content = torch.load(saved, weights_only=True)
+    change(content)
+    torch.save(content, path)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + 500 * 10**6, before[1]))
     try:

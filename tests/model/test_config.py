@@ -13,8 +13,8 @@ from pydantic import ValidationError
 from tests.conftest import MODEL_CHOICES, NANO_PARTS, randomize
 from tril.data.settings import explain
 from tril.model.attention import BACKENDS
-from tril.model.config import GPTConfig, check_memory
-from tril.model.gpt import GPT
+from tril.model.config import GPTConfig
+from tril.model.gpt import GPT, check_memory
 from tril.model.layers import ACTIVATIONS, NORMS
 from tril.model.positions import POSITIONS
 
@@ -55,7 +55,6 @@ def traits(config: GPTConfig) -> tuple:
             patch.setitem(BACKENDS, name, recorded(name, backend))
         torch.manual_seed(0)
         model = GPT(config)
-        assert config.n_parameters() == model.n_parameters()
         tensors = [p.clone() for p in model.parameters()]
         randomize(model, torch.Generator().manual_seed(1))  # equal weights where the shapes are equal
         ids = torch.randint(config.vocab_size, shape, generator=torch.Generator().manual_seed(2))
@@ -67,10 +66,7 @@ def traits(config: GPTConfig) -> tuple:
 
 
 def test_canonical_forms_are_equal_exactly_where_models_are_equal():
-    """Neighbors of a random walk differ in one or two fields, so that often none of the differences has an effect.
-
-    The numbers of parameters of the drawn configurations are those of their models.
-    """
+    """Neighbors of a random walk differ in one or two fields, so that often none of the differences has an effect."""
     assert VALUES.keys() == {field.name for field in dataclasses.fields(GPTConfig)} - {"checkpoint_activations"}
     draw, models, n_configs = random.Random(0), {}, 0
     choices, names = dataclasses.asdict(NANO), [name for name in VALUES if name not in OFTEN]
@@ -126,7 +122,7 @@ def test_wrong_values_and_combinations_are_refused_by_name():
 
 
 def test_what_exceeds_the_memory_is_refused_before_it_is_allocated():
-    for name, value in {"dim": 12 * 10**6, "vocab_size": 2**40, "context_length": 2**40}.items():
+    for name, value in {"dim": 12 * 10**6, "vocab_size": 2**29, "context_length": 2**29}.items():
         with pytest.raises(ValueError, match=f"model.{name}={value}"):
             check_memory(GPTConfig(**{"vocab_size": 50, name: value}))
     check_memory(GPTConfig(50))

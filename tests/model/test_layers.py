@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.conftest import assert_close, randomize
+from tests.conftest import assert_close, randomize, tiny_gpt
 from tril.model.config import GPTConfig
 from tril.model.layers import ACTIVATIONS, MLP, make_norm
 from tril.model.positions import POSITIONS, alibi_bias, alibi_slopes, rope_table, rotate
@@ -66,6 +66,16 @@ def test_alibi_is_that_of_the_paper():
     bias = alibi_bias(torch.tensor([0.5]), 2, 4)  # the last query is at the position of the last key
     assert bias.tolist() == [[[-1.0, -0.5, 0.0, -0.5], [-1.5, -1.0, -0.5, 0.0]]]
     assert torch.equal(alibi_bias(torch.tensor([0.5]), 2, 4, start=torch.tensor([2])), bias)
+
+
+@pytest.mark.parametrize("pos", ["rope", "alibi"])
+def test_position_tables_keep_float32_where_the_weights_are_cast(pos):
+    model = tiny_gpt(pos=pos)
+    tables = [table.clone() for table in model.pos_embed.buffers()]
+    model.to(torch.bfloat16)
+    assert model.embed.weight.dtype == torch.bfloat16 and tables
+    for table, cast in zip(tables, model.pos_embed.buffers(), strict=True):
+        assert cast.dtype == torch.float32 and torch.equal(cast, table)
 
 
 def test_position_tables_are_no_parameters_and_follow_the_device():

@@ -35,7 +35,6 @@ def test_checkpoints_in_a_folder(home):
     (home / "empty").mkdir()
     for path, message in (
         ("~/empty", "empty contains no checkpoints/best.ckpt or checkpoints/last.ckpt; name"),
-        ("", "an empty path names nothing"),
         ("~no-such-user-of-tril/b", "~no-such-user-of-tril/b does not exist"),
     ):
         with pytest.raises(FileNotFoundError, match=message):

@@ -17,7 +17,8 @@ import yaml
 from tests.conftest import byte_model
 from tests.contract.harness import run
 from tests.runs import train_typed, typed
-from tril.model.checkpoint import load, read_state, save, write_state
+from tril.model.checkpoint import read_state, save, write_state
+from tril.model.runs import load
 from tril.scripts.cli.finished_run import read_run, validation_tokens
 
 T = 32  # context length of tests.runs.TINY, which has 2 layers of 2 heads

@@ -12,8 +12,9 @@ import torch
 from tests.conftest import byte_model
 from tests.contract.harness import run
 from tril.data.settings import printable
-from tril.model.checkpoint import load, save
+from tril.model.checkpoint import save
 from tril.model.generation.language_model import LanguageModel
+from tril.model.runs import load
 from tril.scripts import sample
 
 SCRIPT = Path(sample.__file__)

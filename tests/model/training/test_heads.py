@@ -9,7 +9,7 @@ import torch
 
 from tests.conftest import byte_model
 from tests.runs import rows, train_typed
-from tril.model.checkpoint import load, read_state
+from tril.model.checkpoint import read_state
 from tril.model.heads.attention_maps import attention_maps
 from tril.model.heads.records import (
     COPY_LOSSES,
@@ -21,6 +21,7 @@ from tril.model.heads.records import (
     thin_out,
 )
 from tril.model.heads.scores import SCORES
+from tril.model.runs import load
 from tril.model.training.callbacks.heads import HeadRecorder
 
 QUICK = ("data.tokenizer.kind=byte", "callbacks.samples=null", "callbacks.causality=null", "model.resid_dropout=0.2")
