@@ -2,10 +2,8 @@
 
 import contextlib
 import json
-import math
 import os
 from collections.abc import Iterator
-from dataclasses import is_dataclass
 from pathlib import Path
 
 
@@ -41,18 +39,9 @@ def write_text(path: str | Path, text: str) -> None:
 
 def write_json(path: str | Path, value) -> None:
     """Writes indented JSON atomically; NaN and infinities, which JSON does not have, become null."""
-    write_text(path, json.dumps(without_nan(value), indent=2, allow_nan=False) + "\n")
+    write_text(path, json.dumps(without_nan(value), indent=2) + "\n")
 
 
 def without_nan(value):
-    """A copy of the plain containers and dataclasses in `value`, with None in place of every float that is not finite.
-
-    A dataclass becomes a dictionary.
-    """
-    if is_dataclass(value):
-        return without_nan(vars(value))
-    if isinstance(value, dict):
-        return {key: without_nan(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [without_nan(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    """The plain values of JSON for containers and dataclasses; None in place of every float that is not finite."""
+    return json.loads(json.dumps(value, default=vars), parse_constant=lambda name: None)

@@ -101,7 +101,9 @@ def rope_table(length: int, head_dim: int, *, base: float = BASE) -> tuple[Tenso
     if head_dim % 2:
         raise ValueError(f"head_dim={head_dim} must be even for rotary position embeddings, which rotate pairs")
     device = torch.get_default_device()
-    with torch.device(device if device.type == "meta" else "cpu"):  # MPS has no float64
+    if device.type == "meta":  # arithmetic on this device imports torch's compiler
+        return torch.empty(length, head_dim // 2), torch.empty(length, head_dim // 2)
+    with torch.device("cpu"):  # MPS has no float64
         frequency = base ** -(torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)  # (D/2,)
         angle = torch.arange(length, dtype=torch.float64)[:, None] * frequency  # (length, D/2)
     return angle.cos().float().to(device), angle.sin().float().to(device)
