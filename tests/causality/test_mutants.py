@@ -3,16 +3,14 @@
 import pytest
 import torch
 
-from tests.causality import mutants_bias, mutants_mask, mutants_paths, mutants_scores, mutants_stream
-from tests.causality.mutants import CATALOGUE
+from tests.causality.mutants import MUTANTS
 from tril.model.causality.certificate import Certificate, certify_model
 from tril.model.causality.gpt import gpt_variants, with_ways
 from tril.model.causality.model import ModelError, as_model, randomize
 from tril.model.config import GPTConfig
 from tril.model.gpt import GPT
 
-MODULES = (mutants_mask, mutants_scores, mutants_stream, mutants_paths, mutants_bias)  # which fill the catalogue
-CONFIGS = {mutant.config: name for name, mutant in reversed(CATALOGUE.items())}  # named by the first of its mutants
+CONFIGS = {mutant.config: mutant.name for mutant in reversed(MUTANTS)}  # named by the first of its mutants
 
 
 @pytest.fixture(autouse=True)
@@ -41,22 +39,26 @@ def outputs(config: GPTConfig, precision: str) -> list[torch.Tensor]:
         found.append(gpt(ids))
         for name, parameter in gpt.named_parameters():
             parameter.mul_(100 if "q_" in name or "k_" in name else 1)
-        return [*found, gpt.eval()(ids)]
+        found.append(gpt.eval()(ids))
+    return [*found, gpt(ids), torch.compile(gpt)(ids)]  # where gradients are on, and compiled
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CATALOGUE)
-def test_mutant_is_caught(name, monkeypatch):
-    mutant = CATALOGUE[name]
-    before = outputs(mutant.config, mutant.precision)
-    mutant.apply(monkeypatch)
-    after = outputs(mutant.config, mutant.precision)
-    assert not all(map(torch.equal, before, after)), f"{name} changes nothing"
+@pytest.mark.parametrize("mutant", [pytest.param(mutant, id=mutant.name) for mutant in MUTANTS])
+def test_mutant_is_caught(mutant, monkeypatch):
+    unmodified = outputs(mutant.config, mutant.precision)
+    for owners, name, change in mutant.patches:
+        for owner in owners if isinstance(owners, tuple) else (owners,):
+            if isinstance(owner, dict):
+                monkeypatch.setitem(owner, name, change(owner[name]))
+            else:
+                monkeypatch.setattr(owner, name, change(getattr(owner, name)))
+    assert not all(map(torch.equal, unmodified, outputs(mutant.config, mutant.precision))), "the mutant changes nothing"
     try:
         certificate = certify(mutant.config)
     except ModelError:  # such as for logits that are nan
         return
-    assert not certificate.passed, f"{name}: {certificate}"
+    assert not certificate.passed, certificate
 
 
 @pytest.mark.parametrize(
