@@ -323,19 +323,16 @@ LAYERS = [
 
 
 # --- Leaks by certain tokens
-BY_CHANCE = ("pair_of_tokens_announced", "sum_of_two_later_tokens")
-
-
-def mark(name: str, marks: Callable[[Tensor], Tensor], ids: tuple[int, ...]) -> Row:
+def mark(name: str, marks: Callable[[Tensor], Tensor], ids: tuple[int, ...], **fields: Any) -> Row:
     """`marks`: ids (B, T) -> what is added to their embeddings."""
     mix = lambda x, m: x + marks(m.ids)[..., None] * torch.linspace(-2, 2, C).to(x)  # noqa: E731
-    return leak(name, "embed", mix=mix, ids=ids, by_chance=name in BY_CHANCE)
+    return leak(name, "embed", mix=mix, ids=ids, **fields)
 
 
 TOKENS = [
     mark("end_of_text_announced", lambda ids: ahead(ids + 1) == EOT + 1, (EOT, 5, 6)),
     mark("repetition_announced", lambda ids: ahead(ids) == ids, (5, RARE)),
-    mark("pair_of_tokens_announced", lambda ids: (ahead(ids) == 7) & (ahead(ids, 2) == 13), (7, 13)),
+    mark("pair_announced", lambda ids: (ahead(ids) == 7) & (ahead(ids, 2) == 13), (7, 13), by_chance=True),
     mark("sum_of_two_later_tokens", lambda ids: ahead(ids) + ahead(ids, 2) == 2 * RARE - 1, (RARE - 1, RARE)),
     mark("rare_token_counted", lambda ids: (ids == RARE).sum(1, keepdim=True).expand_as(ids), (5, RARE)),
     mark("length_without_padding", lambda ids: (ids != PADDING).sum(1, keepdim=True).expand_as(ids) / 9, (PADDING, 5)),

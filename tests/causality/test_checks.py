@@ -1,4 +1,4 @@
-"""The certificate of models that the corpus does not have: a large vocabulary, and what notes say."""
+"""The certificate of models that the table does not have: a large vocabulary, and what notes say."""
 
 from torch import nn
 

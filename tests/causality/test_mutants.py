@@ -5,8 +5,8 @@ import torch
 
 from tests.causality.mutants import MUTANTS
 from tril.model.causality.certificate import Certificate, certify_model
-from tril.model.causality.gpt import gpt_variants, with_ways
-from tril.model.causality.model import ModelError, as_model, randomize
+from tril.model.causality.gpt import gpt_variants, subject_of
+from tril.model.causality.model import ModelError, randomize
 from tril.model.config import GPTConfig
 from tril.model.gpt import GPT
 
@@ -21,14 +21,14 @@ def no_compilation(monkeypatch):
 
 def certify(config: GPTConfig) -> Certificate:
     torch.manual_seed(0)
-    model = with_ways(as_model(GPT(config).eval()))
+    model = subject_of(GPT(config).eval())
     return certify_model(model, gpt_variants(config, backends=[config.backend], compile=True), 1.0)
 
 
 def outputs(config: GPTConfig, precision: str) -> list[torch.Tensor]:
     """Logits of the ways to run a model with random weights; a mutant that changes none of them has no effect."""
     gpt = randomize(GPT(config), torch.Generator().manual_seed(0)).eval()
-    model = with_ways(as_model(gpt))
+    model = subject_of(gpt)
     ids = torch.randint(config.vocab_size, (3, config.context_length), generator=torch.Generator().manual_seed(0))
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=precision.startswith("bf16")):
         found = [gpt(ids[:, :n]) for n in (ids.shape[1], 11, 32)] + [way(model, ids) for way in model.ways.values()]

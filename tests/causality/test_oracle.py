@@ -91,10 +91,10 @@ def test_a_leak_shows_and_begins_at_its_place(row):
 
 @each("logits", leaks=(False,))
 def test_a_correct_model_sees_what_it_may_and_nothing_else(row):
-    found = torch.stack([dependencies(row, 20, seed) for seed in range(4)]).any(0)
+    found = torch.stack([dependencies(row, 20, seed) for seed in range(3)]).any(0)
     assert torch.equal(found, row.visible(20)), (found ^ row.visible(20)).nonzero()
-    for length in (2, 48) if not row.visible(20).triu(1).any() else ():
-        assert not any(differ(before[0], after[0]) for before, after in changes(row, 3, length)), length
+    if not row.visible(20).triu(1).any():
+        assert not any(differ(before[0], after[0]) for before, after in changes(row, batch=3, length=33))
 
 
 @torch.no_grad()
