@@ -219,8 +219,10 @@ class Checker:
             in_float64: False where another variant compares float64.
         """
         worst = change(self.model).max().item()
-        if exact or worst == 0:
-            return Verdict(worst, self.hidden if worst else 0.0, self.model)
+        if worst == 0:
+            return Verdict(worst, 0.0, self.model)
+        if exact:
+            return self._judge_exact(change, worst)
         bound, twin, of_twin, reason = self.rounding
         if twin is not None and in_float64 and worst <= bound:
             in_twin = change(twin).max().item()
@@ -230,6 +232,23 @@ class Checker:
         if reason and worst <= bound:
             undecided = f"outputs differ by {worst:.1g}, which may be rounding: no float64 twin ({reason})"
         return Verdict(worst, bound, self.model, undecided)
+
+    def _judge_exact(self, change: Callable[[Model], Tensor], worst: float) -> Verdict:
+        """A difference of a few units in the last place is a leak only if float64 shows it too.
+
+        Experts that compute their tokens together round by the number of these, which hidden tokens decide.
+        """
+        is_float64 = self.model.precision == "64-true"
+        units = UNITS * self.scale * (torch.finfo(torch.float64).eps if is_float64 else EPS)
+        if self.is_low or not self.hidden < worst <= units:
+            return Verdict(worst, self.hidden, self.model)
+        if is_float64:
+            return Verdict(worst, units, self.model)
+        twin, of_twin = self.rounding.twin, self.rounding.of_twin
+        in_twin = torch.inf if twin is None else change(twin).max().item()
+        if twin is None or in_twin <= of_twin:
+            return Verdict(worst, self.hidden if twin is None else units, self.model)
+        return Verdict(in_twin, of_twin, twin)
 
     def result(self, check: str, length: int, verdict: Verdict, tested: int, where: str = "", **leak: Any) -> Result:
         undecided = verdict.undecided

@@ -242,15 +242,25 @@ def best(scores: Tensor, share: float, dim: int = 1) -> Tensor:
     return torch.zeros_like(scores, dtype=torch.bool).scatter(dim, scores.topk(number, dim).indices, True)
 
 
-def experts(choose: Callable[[Tensor], Tensor]) -> Callable[[], nn.Module]:
-    """A mixture of four experts; `choose`: router scores (B, T, E) -> weight of each expert at each token."""
+def experts(choose: Callable[[Tensor], Tensor] | None) -> Callable[[], nn.Module]:
+    """A mixture of four experts; `choose`: router scores (B, T, E) -> weights; None: each token goes to the best."""
 
     def mix(x: Tensor, router: nn.Module, experts: nn.ModuleList) -> Tensor:
         outputs = torch.stack([expert(x) for expert in experts], -1)  # (B, T, C, E)
         return (outputs * choose(4 * router(x))[:, :, None]).sum(-1)
 
     layers = lambda: nn.ModuleList(mlp() for _ in range(4))  # noqa: E731
-    return lambda: Mix(mix, router=nn.Linear(C, 4, bias=False), experts=layers())
+    return lambda: Mix(mix if choose else dispatched, router=nn.Linear(C, 4, bias=False), experts=layers())
+
+
+def dispatched(x: Tensor, router: nn.Module, experts: nn.ModuleList) -> Tensor:
+    """Each expert computes its tokens together, so their number, which hidden tokens decide, rounds differently."""
+    tokens = x.flatten(0, 1)
+    out, chosen = torch.zeros_like(tokens), router(tokens).argmax(-1)
+    for i, expert in enumerate(experts):
+        places = (chosen == i).nonzero()[:, 0]
+        out = out.index_add(0, places, expert(tokens[places]))
+    return out.view_as(x)
 
 
 def capacity_of_the_batch(x: Tensor, m) -> Tensor:
@@ -452,6 +462,7 @@ CORRECT = [
     correct("fft_convolution_with_zero_padding", mix=lambda x, m: fft_convolution(x, 2 * x.shape[1])),
     correct("convolution_only", "blocks.*.attn", part=convolution(3, 0, 4), n_layers=4, expected=window(13)),
     correct("token_choice_top_2", part=experts(lambda s: masked_softmax(s, best(s, 0.5, dim=-1)))),
+    correct("tokens_dispatched_to_experts", part=experts(None)),
     correct("capacity_in_the_order_of_the_tokens", part=experts(in_order)),
     correct("depth_by_a_threshold", mix=lambda x, m: x * (m.x[..., :1] > 0)),
     correct("cumulative_maximum", mix=lambda x, m: x.cummax(1).values),
