@@ -4,6 +4,7 @@ The size follows from the losses of small runs (`MEASURED`; docs/log.md has the 
 of one size, and FLOPs give the time of the others. After a fifth of the steps they are planned once more.
 """
 
+import bisect
 import contextlib
 import math
 import statistics
@@ -214,18 +215,18 @@ def list_shapes(model: GPTConfig, keeps: Callable[[str], bool]) -> list[GPTConfi
 
 
 def fit_steps(seconds: float, step_seconds: float, val_seconds: float, interval: int, done: int = 0) -> int:
-    """The most steps that fit into a time with their validations, one for each interval that has begun.
+    """The most steps that fit into a time with their validations; below 0: not even the validation fits.
 
     Args:
-        step_seconds, val_seconds: of a step, and of a validation.
-        done: steps before this time.
+        step_seconds, val_seconds: of a step, and of a validation, which ends each interval and the run.
+        done: steps before this time; the validation of the last one is still to come.
     """
-    before, n = max(0, done - 1) // interval, 1  # validations; one at the end of the last step is still to come
-    while True:
-        steps, limit = int((seconds - n * val_seconds) / step_seconds), (before + n) * interval - done
-        if steps <= limit:
-            return max(steps, limit - interval)
-        n += 1
+
+    def cost(steps: int) -> float:
+        validations = math.ceil((done + steps) / interval) - max(0, done - 1) // interval
+        return steps * step_seconds + validations * val_seconds
+
+    return bisect.bisect_right(range(max(0, int(seconds / step_seconds)) + 1), seconds, key=cost) - 1
 
 
 class PlanSteps(Callback):
