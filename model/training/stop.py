@@ -5,6 +5,7 @@ import sys
 import threading
 
 from lightning import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_only
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # Slurm sends the last one before its time limit
 
@@ -43,7 +44,7 @@ class StopAfterStep(Callback):
         self.signum = signum
         for each, handler in self._before.items():
             signal.signal(each, handler)
-        if signum == signal.SIGINT:
+        if signum == signal.SIGINT and rank_zero_only.rank == 0:
             print("the run stops after this step; Ctrl-C again stops it at once", file=sys.stderr, flush=True)
 
     def agree(self, trainer: Trainer) -> None:

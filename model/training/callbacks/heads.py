@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import torch
 from lightning import Callback, Trainer
-from tokenizers import Tokenizer
 
 from tril.model.atomic_files import write_text
 from tril.model.config import GPTConfig
@@ -86,13 +85,10 @@ class HeadRecorder(Callback):
 
 def inputs_of(trainer: Trainer, module: TrainingModule) -> tuple[Any, ...]:
     """The windows of text to score, the alphabet of random sequences, and the ids whose maps are kept, (1, T)."""
-    data = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue] set by fit
+    data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue] set by fit
     ids, targets = (each[:, :WINDOW_TOKENS] for each in data.first_val_windows(WINDOWS))
-    tokenizer = Tokenizer.from_str(module.payload["tokenizer"])
-    eot_id = tokenizer.token_to_id(module.payload["eot"])
-    assert eot_id is not None  # of the tokenizer of a run
     text = TokenWindows(ids, targets, module.losses.document_eot)
-    return text, alphabet_of(tokenizer, eot_id), ids[:1, :MAP_TOKENS]
+    return text, alphabet_of(data.tokenizer, data.meta["eot_id"]), ids[:1, :MAP_TOKENS]
 
 
 def rows_of(step: int, config: GPTConfig, scores: HeadScores) -> list[dict[str, Any]]:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from lightning import Callback, Trainer
-from tokenizers import Tokenizer
 from tqdm import tqdm
 
 from tril.data.tokenizer import encode_prompt
@@ -74,16 +73,15 @@ class Samples(Callback):
         self._size = 0  # bytes of the file up to the checkpoint
 
     def on_fit_start(self, trainer: Trainer, pl_module: TrainingModule) -> None:
-        chosen = self.config.prompt
-        data = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue] set by fit
-        self.prompt = data.prompt if chosen is None else chosen
-        self.penalty = self.config.repetition_penalty
-        if self.penalty is None:
-            self.penalty = 1.0 if data.config.tokenizer.kind in ("char", "byte") else PENALTY
+        data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue] set by fit
+        prompt, penalty = self.config.prompt, self.config.repetition_penalty
+        repeats = data.config.tokenizer.kind in ("char", "byte")
+        self.penalty = penalty if penalty is not None else 1.0 if repeats else PENALTY
+        self.prompt = data.prompt if prompt is None else prompt
         try:
-            encode_prompt(Tokenizer.from_str(pl_module.payload["tokenizer"]), self.prompt)
+            encode_prompt(data.tokenizer, self.prompt)
         except ValueError as error:
-            if chosen is not None:
+            if prompt is not None:
                 raise RunRefused(f"callbacks.samples: {error}; ~callbacks.samples removes it") from error
             self.prompt = ""  # another tokenizer than that of the text does not know its characters
 
@@ -96,13 +94,12 @@ class Samples(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: TrainingModule) -> None:
         if not trainer.is_global_zero:
             return
-        tokenizer = Tokenizer.from_str(pl_module.payload["tokenizer"])
-        lm = LanguageModel(pl_module.model, tokenizer, eot=pl_module.payload["eot"])
+        data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue] set by fit
+        lm, config = LanguageModel(pl_module.model, data.tokenizer, eot=data.config.tokenizer.eot), self.config
+        options = {"temperature": config.temperature, "repetition_penalty": self.penalty}
         is_last = trainer.should_stop or trainer.global_step >= trainer.max_steps > 0
-        options = {"max_new_tokens": self.config.max_new_tokens, "temperature": self.config.temperature}
-        options["repetition_penalty"] = self.penalty
         for i in range(PRINTED if is_last else 1):
-            text = lm.generate(self.prompt, seed=(self.seed + i) % 2**64, **options)
+            text = lm.generate(self.prompt, config.max_new_tokens, seed=(self.seed + i) % 2**64, **options)
             assert isinstance(text, str)  # of one prompt
             if i == 0:
                 log_sample(trainer, self.prompt, text)

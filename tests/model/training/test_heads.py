@@ -31,11 +31,10 @@ def test_the_first_windows_are_scored_and_each_document_has_a_first_token(tmp_pa
     lm, ids = byte_model(attn_dropout=0.5), torch.randint(1, 256, (3, 12))
     ids[:, 5] = lm.eot_id
     model = lm.model.train()
-    data = SimpleNamespace(first_val_windows=lambda n: (ids[:n], ids[:n]))
+    data = SimpleNamespace(first_val_windows=lambda n: (ids[:n], ids[:n]), tokenizer=lm.tokenizer)
+    data.meta = {"eot_id": lm.eot_id}
     trainer = SimpleNamespace(is_global_zero=True, datamodule=data, global_step=0)
-    payload = {"tokenizer": lm.tokenizer.to_str(), "eot": lm.eot}
-    losses = SimpleNamespace(document_eot=lm.eot_id)
-    module = SimpleNamespace(model=model, losses=losses, payload=payload)
+    module = SimpleNamespace(model=model, losses=SimpleNamespace(document_eot=lm.eot_id))
     recorder, before = HeadRecorder(tmp_path), torch.get_rng_state()
     recorder.on_train_start(trainer, module)
     assert model.training and torch.equal(torch.get_rng_state(), before)
