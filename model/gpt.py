@@ -19,6 +19,7 @@ from tril.model.config import GPTConfig
 from tril.model.initialization import SkipInit, init_weights, rng_state
 from tril.model.kv_cache import KVCache
 from tril.model.layers import MLP, make_norm
+from tril.model.masks import causal_facts
 from tril.model.positions import POSITIONS
 
 IGNORE = -100  # a target that is left out of the loss, torch's default in cross_entropy
@@ -276,9 +277,9 @@ class GPT(nn.Module):
         """
         config, keys, start = self.config, 0.0, 0.0
         for length, end in (lengths or {config.context_length: 1.0}).items():
-            seen = window = min(config.window or length, length)
-            if config.causal and not masked:  # the first `window` positions see 1, 2, ..., window keys
-                seen = (window * (window + 1) / 2 + (length - window) * window) / length
+            seen = min(config.window or length, length)
+            if config.causal and not masked:
+                seen = causal_facts(length, length, config.window).n_visible / length
             keys, start = keys + (end - start) * seen, end
         multiplied = self.n_parameters(embeddings=False) + self.head.weight.numel()
         return round(6 * multiplied + 12 * config.n_layers * config.n_heads * config.head_size * keys)

@@ -70,11 +70,13 @@ class CausalFacts(NamedTuple):
         is_full: every query sees every key.
         is_triangle: T = S, and query i sees the keys 0 to i: the `is_causal` of torch's kernels.
         has_fully_masked_row: a query sees no key.
+        n_visible: number of pairs of a query and a key that it sees.
     """
 
     is_full: bool
     is_triangle: bool
     has_fully_masked_row: bool
+    n_visible: int
 
 
 def causal_facts(n_queries: int, n_keys: int, window: int | None) -> CausalFacts:
@@ -95,13 +97,14 @@ _current_facts._dynamo_marked_constant = True  # pyright: ignore[reportFunctionM
 @functools.cache
 def _facts(definition: Callable[..., Tensor], n_queries: int, n_keys: int, window: int | None) -> CausalFacts:
     with torch.device("cpu"):
-        full, triangle, masked, keys = True, n_queries == n_keys, False, torch.arange(n_keys)
+        triangle, masked, count, keys = n_queries == n_keys, False, 0, torch.arange(n_keys)
         for rows in torch.arange(n_queries).split(max(1, FACTS_ELEMENTS // max(1, n_keys))):
             query = rows[:, None]
             visible = definition(query + n_keys - n_queries, keys, window).expand(len(rows), n_keys)
-            full, triangle = full and bool(visible.all()), triangle and torch.equal(visible, keys <= query)
+            triangle = triangle and torch.equal(visible, keys <= query)
             masked = masked or not bool(visible.any(-1).all())
-        return CausalFacts(full, triangle, masked)
+            count += int(visible.sum())
+        return CausalFacts(count == n_queries * n_keys, triangle, masked, count)
 
 
 def visible_keys(
