@@ -24,7 +24,10 @@ LAZY = (  # imported inside functions, so that a command starts without them
     *("lm_eval", "safetensors", "starlette", "transformers", "uvicorn", "wandb"),
 )
 POSIX = ("fcntl", "grp", "pwd", "resource", "termios")  # which other operating systems do not have
-QUICK = ("tril.data.config", "tril.model.causality.pytest_plugin")  # needed before a run starts, and by any pytest
+QUICK = (  # needed before a run starts, and by any pytest
+    *("tril.data.config", "tril.model.config", "tril.model.runs", "tril.model.generation.config"),
+    "tril.model.causality.pytest_plugin",
+)
 
 
 def imports(path: Path):
