@@ -60,7 +60,8 @@ def causal_mask(
     check_window(window, causal=True)
     first = n_keys - n_queries if start is None else start
     query = torch.arange(n_queries, device=device)[:, None] + first  # (T, 1)
-    return visible_from_positions(query, torch.arange(n_keys, device=device), window)  # (T, S)
+    visible = visible_from_positions(query, torch.arange(n_keys, device=device), window)
+    return visible.expand(n_queries, n_keys)  # (T, S)
 
 
 class CausalFacts(NamedTuple):

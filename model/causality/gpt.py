@@ -73,7 +73,7 @@ def visible_of(config: GPTConfig, length: int) -> Tensor:
 @functools.lru_cache(maxsize=64)
 def _visible(definition: Callable[..., Tensor], length: int, n_layers: int, window: int | None, offset: bool) -> Tensor:
     position = torch.arange(length)
-    layer = definition(position[:, None], position, window)  # (T, T)
+    layer = definition(position[:, None], position, window).expand(length, length)  # (T, T)
     if offset:  # a key holds half of the one before
         layer = layer | F.pad(layer[:, 1:], (0, 1))
     layer = layer | torch.eye(length, dtype=torch.bool)

@@ -55,6 +55,7 @@ RULES = {
     "usual": lambda query, key, window: (key <= query) & (key > query - (window or 99)),
     "every second": lambda query, key, window: (key <= query) & ((query - key) % 2 == 0),
     "not itself": lambda query, key, window: key < query,
+    "the first": lambda query, key, window: key < 1,
     "the future": lambda query, key, window: key <= query + 1,
 }
 
