@@ -12,6 +12,7 @@ from tests.conftest import BACKENDS, assert_close, randomize, tiny_gpt
 from tril.model import backends, causal_mask, masks
 from tril.model.attention import MultiHeadAttention, attention
 from tril.model.causality import certify
+from tril.model.causality.gpt import visible_of
 from tril.model.generation.generate import decode_step
 from tril.model.kv_cache import KVCache
 from tril.model.masks import CausalFacts, causal_facts, document_options
@@ -85,7 +86,7 @@ def test_compiled_attention_computes_the_mask_that_is_defined_for_all_sizes(rule
 @torch.no_grad()
 def test_decoding_and_the_certificate_follow_the_mask_that_is_defined(monkeypatch):
     monkeypatch.setattr(masks, "visible_from_positions", RULES["every second"])
-    model, ids = tiny_gpt(key_offset=True, backend="fused", n_layers=1), torch.randint(31, (1, 12))
+    model, ids = tiny_gpt(key_offset=False, backend="fused", n_layers=1), torch.randint(31, (1, 12))
     expected, cache, steps = model(ids), model.new_cache(1), model.new_cache(1)
     assert_close(torch.cat([model(part, cache=cache) for part in ids.split([5, 1, 1, 3, 2], 1)], 1), expected)
     for position in torch.arange(12).split(1):  # with the shapes of a compiled step
@@ -94,6 +95,17 @@ def test_decoding_and_the_certificate_follow_the_mask_that_is_defined(monkeypatc
     assert certify(model, budget_seconds=0.1).passed
     monkeypatch.setattr(masks, "visible_from_positions", RULES["the future"])
     assert not certify(model, budget_seconds=0.1).passed
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(("offset", "heads"), [(False, 4), (True, 4), (False, 0)])
+def test_the_certificate_expects_the_past_that_two_layers_pass_on(rule, offset, heads, monkeypatch):
+    monkeypatch.setattr(masks, "visible_from_positions", RULES[rule])
+    shows = lambda i, j: heads and j < 7 and RULES[rule](i, j, None)  # noqa: E731
+    layer = [[i == j or shows(i, j) or (offset and shows(i, j + 1)) for j in range(7)] for i in range(7)]
+    expected = [[j <= i and any(layer[i][k] and layer[k][j] for k in range(7)) for j in range(7)] for i in range(7)]
+    config = tiny_gpt(key_offset=offset, n_heads=heads).config
+    assert visible_of(config, 7).tolist() == expected
 
 
 @pytest.mark.parametrize("rule", RULES)
