@@ -61,7 +61,7 @@ def main(line: CommandLine[TrainCommand]) -> None:
     try:
         run(line)
     except KeyboardInterrupt:  # before the first step, or a second Ctrl-C
-        remedy = f"{command('train', 'resume=latest')} continues from the last checkpoint"
+        remedy = f"{command('train', 'resume=latest')} continues from the last checkpoint, if there is one"
         print(f"stopped at once by Ctrl-C; {remedy}", file=sys.stderr)
         sys.exit(130)
 
