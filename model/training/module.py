@@ -140,6 +140,18 @@ class TrainingModule(LightningModule):
         nats, targets = self.val_windows.sum(1).tolist()
         values = {"val/loss": nats / targets, "val/bpb": nats / math.log(2) / self.val_bytes(int(targets))}
         self.log_dict(values, logger=False)  # `Metrics` does, in one row with what was spent
+        self._log_step()
+
+    def on_train_batch_end(self, outputs, batch, batch_idx: int) -> None:
+        self._log_step()
+
+    def on_train_epoch_end(self) -> None:
+        self._log_step()
+
+    def _log_step(self) -> None:
+        """Gives the step to rows of `self.log`; without it, Lightning counts the steps before this one."""
+        if self.trainer.logged_metrics:
+            self.log("step", float(self.trainer.global_step))
 
     def configure_optimizers(self) -> dict[str, Any]:  # pyright: ignore[reportIncompatibleMethodOverride] a subset
         """The optimizer with its schedule, per optimizer step."""

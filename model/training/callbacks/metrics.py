@@ -34,9 +34,6 @@ class NonFiniteError(ValueError):
 class RunLog(Logger):
     """Writes each row to metrics.csv when it is logged, and keeps it. A new column rewrites the file, atomically.
 
-    The step of a row is the optimizer step that ended last, whether a callback or Lightning logs it: Lightning counts
-    the steps before that one, and adds the number of the pass.
-
     Args:
         folder: of the run.
 
@@ -45,7 +42,6 @@ class RunLog(Logger):
     """
 
     name, version = "csv", 0  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
-    trainer: Trainer
 
     def __init__(self, folder: str | Path) -> None:
         super().__init__()
@@ -56,7 +52,9 @@ class RunLog(Logger):
         """config.yaml has them."""
 
     def log_metrics(self, metrics: Row, step: int | None = None) -> None:
-        row: Any = {"step": self.trainer.global_step} | {name: x for name, x in metrics.items() if name != "epoch"}
+        if not metrics:  # Lightning had nothing but the step
+            return
+        row: Any = {"step": step, **metrics}
         self.rows.append(row)
         if rank_zero_only.rank > 0:
             return
@@ -111,9 +109,6 @@ class Metrics(Callback):
         metrics = trainer.callbacks[0]  # pyright: ignore[reportAttributeAccessIssue] dynamic
         assert isinstance(metrics, Metrics)
         return metrics
-
-    def setup(self, trainer: Trainer, pl_module: TrainingModule, stage: str) -> None:
-        self.run_log.trainer = trainer
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: TrainingModule, checkpoint: dict[str, Any]) -> None:
         self.run_log.resume(checkpoint["global_step"])

@@ -1,5 +1,6 @@
 """What a run measures: gradient norms against float64 sums, tokens, seconds, losses of windows, and metrics.csv."""
 
+import csv
 import math
 import signal
 import tempfile
@@ -132,8 +133,7 @@ def test_losses_of_windows_and_documents(tmp_path):
 def test_a_resumed_log_keeps_the_complete_rows_up_to_its_step(tmp_path):
     log, resumed = RunLog(tmp_path), RunLog(tmp_path)
     for step in (1, 2, 3):
-        log.trainer = SimpleNamespace(global_step=step)
-        log.log_metrics({"train/loss": step / 3, **({"val/loss": 0.1} if step == 2 else {})}, step=7)
+        log.log_metrics({"train/loss": step / 3, **({"val/loss": 0.1} if step == 2 else {})}, step=step)
     with log.path.open("a") as file:
         file.write("1.25,half of a row")  # of a full disk
     resumed.resume(2)
@@ -149,6 +149,9 @@ class Logging(Callback):
 
     def on_train_batch_end(self, trainer, module, *rest):
         self.log("train/of_callback", float(trainer.global_step))
+
+    def on_train_epoch_end(self, trainer, module):
+        self.log("train/of_pass", float(trainer.global_step))
 
     def on_validation_epoch_end(self, trainer, module):
         self.log("val/of_callback", float(trainer.global_step))
@@ -166,11 +169,16 @@ def test_self_log_writes_rows_of_its_step_and_a_stopped_run_keeps_them(configure
 
     monkeypatch.setattr(TrainingModule, "training_step", training_step)
     target = f"+callbacks.logging._target_={__name__}.Logging"
-    settings = configure(*BARE, target, "trainer.accumulate_grad_batches=2", "trainer.log_every_n_steps=2")
+    second = "+logger.second._target_=lightning.pytorch.loggers.CSVLogger"
+    settings = configure(*BARE, target, second, "trainer.accumulate_grad_batches=2", "trainer.log_every_n_steps=2")
     with pytest.raises(SystemExit):
         train_typed(settings)
     run = train_typed([f"resume={tmp_path / 'run'}", target])
     logged = [(name, row["step"], x) for row in run.metrics for name, x in row.items() if "/of_" in name]
     trained = [(f"train/of_{who}", step, step) for step in (2, 4, 6, 8) for who in ("callback", "module")]
-    assert sorted(logged) == sorted([*trained, ("val/of_callback", 4, 4), ("val/of_callback", 8, 8)])
-    assert all("epoch" not in row for row in run.metrics)
+    assert sorted(logged) == sorted(
+        [*trained, ("train/of_pass", 8, 8), ("val/of_callback", 4, 4), ("val/of_callback", 8, 8)]
+    )
+    with next(run.folder.glob("lightning_logs/*/metrics.csv")).open() as file:  # another logger, until the signal
+        others = [(row["step"], row["train/of_module"]) for row in csv.DictReader(file) if row["train/of_module"]]
+    assert others == [("2", "2.0")] and all("epoch" not in row for row in run.metrics)

@@ -40,7 +40,7 @@ def module(compile=None, steps=6, document_eot=None, **choices):
     run = {"total_steps": steps, "val_bytes": float, "payload": content}
     lm = TrainingModule(model, optim, **run, compile=compile, document_eot=document_eot)
     strategy = SimpleNamespace(all_gather=lambda tensor, **_: tensor)
-    lm._trainer = SimpleNamespace(num_val_batches=[2], strategy=strategy)  # until `fit`
+    lm._trainer = SimpleNamespace(num_val_batches=[2], strategy=strategy, logged_metrics={})  # until `fit`
     return lm
 
 
