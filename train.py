@@ -17,15 +17,15 @@ import time
 from typing import Any
 
 from tril.model.runs import Run
-from tril.scripts.cli.app import CommandLine, compose, entry
+from tril.scripts.cli.app import Composed, command, compose
 from tril.scripts.cli.config import FOLDER, RunConfig, TrainCommand, check_minutes, check_single
-from tril.scripts.cli.errors import UserError, command, user_errors
+from tril.scripts.cli.errors import UserError, shell_command, user_errors
 from tril.scripts.cli.process import quiet_ranks
-from tril.scripts.cli.resume import check_resumed, is_finished, resume
-from tril.scripts.cli.run import build_module, fit_run, instantiate, open_run, plan_minutes, prepare_text, sweep_of
+from tril.scripts.cli.resume import check_text, is_finished, resumed
+from tril.scripts.cli.run import build_module, choose_hardware, fit_run, instantiate, open_run, plan_minutes, sweep_of
 
 
-def train(*settings: str) -> Run:
+def train(*settings: str, **keywords: object) -> Run:
     """Trains a model in this process, as `python train.py SETTINGS` does: train("model=nano", "seed=1").
 
     Args:
@@ -38,12 +38,12 @@ def train(*settings: str) -> Run:
         UserError: a ValueError whose message is one line: a wrong setting, or a run that diverged.
         KeyboardInterrupt: Ctrl-C or SIGTERM stopped the run after a checkpoint; the message says how to continue.
     """
-    for setting in settings:
-        if not isinstance(setting, str) or setting.startswith("-"):
-            remedy = 'settings are strings, such as "trainer.max_steps=100"; use grids and options in a terminal'
-            raise UserError(f"{setting!r} is no setting of a run; {remedy}")
+    for wrong in (*keywords, *(each for each in settings if not isinstance(each, str) or each.startswith("-"))):
+        remedy = 'give strings, as in train("model=nano", "trainer.max_steps=100"); a grid needs a terminal'
+        raise UserError(f"{wrong!r} is no setting of train(); {remedy}")
     try:
-        return run(compose("train", settings), one_process=True)
+        composed = compose("train", settings)
+        return run(composed.own(TrainCommand), composed, one_process=True)
     except UserError as error:
         raise error.with_traceback(None) from None  # a notebook shows the line, not the frames that found it
 
@@ -55,18 +55,18 @@ def run_job(cfg: Any) -> float:
     return run_job(cfg)
 
 
-@entry("train", grid=run_job)
-def main(line: CommandLine[TrainCommand]) -> None:
+@command("train", TrainCommand, grid=run_job)
+def main(own: TrainCommand, composed: Composed) -> None:
     quiet_ranks()
     try:
-        run(line)
+        run(own, composed)
     except KeyboardInterrupt:  # before the first step, or a second Ctrl-C
-        remedy = f"{command('train', 'resume=latest')} continues from the last checkpoint, if there is one"
+        remedy = f"{shell_command('train', 'resume=latest')} continues from the last checkpoint, if there is one"
         print(f"stopped at once by Ctrl-C; {remedy}", file=sys.stderr)
         sys.exit(130)
 
 
-def run(line: CommandLine[TrainCommand], *, one_process: bool = False) -> Run:
+def run(own: TrainCommand, composed: Composed, *, one_process: bool = False) -> Run:
     """One run, to its end.
 
     Args:
@@ -76,55 +76,56 @@ def run(line: CommandLine[TrainCommand], *, one_process: bool = False) -> Run:
         UserError: wrong settings, before anything expensive starts; a model that sees the future, before the first
             step; a loss that is not finite.
     """
-    started, given, folder = time.perf_counter(), line.given, line.given.get(FOLDER)
-    is_single = folder is None or sweep_of(folder) is None
-    if is_single:
-        check_single(given, line.grid)
-    settings, checkpoint, source, planner = line.settings, None, None, None
+    started, given, folder = time.perf_counter(), composed.given, composed.given.get(FOLDER)
+    sweep = None if folder is None else sweep_of(folder)
+    checkpoint = source = lineage = planner = None
     with user_errors():
-        if line.own.resume is not None:
-            settings, checkpoint = resume(line)
-        elif line.own.init_from is not None:
+        if sweep is None:
+            check_single(given, composed.grid)
+        if own.resume is not None:
+            config, checkpoint = resumed(own.resume, composed)
+            lineage = checkpoint.lineage
+        elif own.init_from is not None:
             from tril.scripts.cli.init_from import load_weights, take_over
 
-            settings, source = take_over(line)
-    config = RunConfig.of(settings, given if is_single else None)
-    if line.own.minutes is not None:
-        check_minutes(config.trainer, given)
-    config = config.on_this_machine(one_process=one_process)
-    import torch
+            settings, source = take_over(own.init_from, composed)
+            config, lineage = RunConfig.of(settings, None if sweep else given), source.lineage
+        else:
+            config = RunConfig.of(composed.settings, None if sweep else given)
+        if own.minutes is not None:
+            check_minutes(config.trainer, given)
+        hardware = choose_hardware(config, one_process=one_process)
 
+    import torch  # which takes seconds, so wrong settings are reported before
+
+    from tril.data.datamodule import TextDataModule
     from tril.model.gpt import GPT
     from tril.model.training.stop import Stopped
     from tril.model.training.trainer import build_trainer
 
     with open_run(folder, checkpoint) as run:
         with user_errors():
+            if checkpoint is not None:
+                if is_finished(run, checkpoint.step or 0, config.trainer.max_steps, given):
+                    return run
+                print(f"{run.folder} continues at step {checkpoint.step:,} of {config.trainer.max_steps:,}", flush=True)
             added = instantiate(config.targets, run.folder)
-            data = prepare_text(config)
-            config = config.fitted(data.meta["vocab_size"])
-            if line.own.minutes is not None:
+            data = TextDataModule(config.data, context_length=config.model.context_length, seed=config.top.seed)
+            data.check()
+            config = config.complete(hardware, data.meta["vocab_size"])
+            if checkpoint is not None:
+                check_text(checkpoint, data.meta["fingerprint"])
+            if own.minutes is not None:
                 fixed = [*given, *(["model"] if source else [])]  # settings that keep their values
-                config, planner = plan_minutes(config, data, started + 60 * line.own.minutes, fixed, run)
+                config, planner = plan_minutes(config, data, started + 60 * own.minutes, fixed, run)
             torch.manual_seed(config.seed_for("initialisation"))
             model = GPT(config.model)
             if source is not None:
                 load_weights(source.lm, model)
-            if checkpoint is not None:
-                check_resumed(checkpoint, config, data.meta["fingerprint"], given)
-                if is_finished(run, checkpoint.step or 0, config.trainer.max_steps, given):
-                    return run
-            trainer = build_trainer(
-                config,
-                run.folder,
-                passes=config.train_tokens() / data.meta["counts"]["train"]["tokens"],
-                sweep=sweep_of(run.folder),
-                started=started,
-                planner=planner,
-                added=added,
-            )
+            of_run = {"sweep": sweep_of(run.folder), "started": started, "planner": planner, "added": added}
+            passes = config.train_tokens() / data.meta["counts"]["train"]["tokens"]
+            trainer = build_trainer(config, run.folder, passes=passes, **of_run)
             torch.manual_seed(config.seed_for(f"dropout/{rank}" if (rank := trainer.global_rank) else "dropout"))
-            lineage = checkpoint.lineage if checkpoint else source.lineage if source else None
             module = build_module(config, model, data, lineage)
         try:
             fit_run(trainer, module, data, config, run, checkpoint)
@@ -132,7 +133,8 @@ def run(line: CommandLine[TrainCommand], *, one_process: bool = False) -> Run:
             if one_process:
                 raise KeyboardInterrupt(stopped.describe(f'train("resume={run.folder}")')) from None
             if trainer.is_global_zero:
-                print(stopped.describe(command("train", f"resume={run.folder}")), file=sys.stderr, flush=True)
+                line = stopped.describe(shell_command("train", f"resume={run.folder}"))
+                print(line, file=sys.stderr, flush=True)
             raise
     return run
 

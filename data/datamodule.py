@@ -45,6 +45,11 @@ class TextDataModule(LightningDataModule):
         """Prepares the text. Lightning calls this in one process of each machine; the others use the cache."""
         _ = self.prepared
 
+    def check(self) -> None:
+        """Prepares the text; raises ValueError if it is too short for the windows."""
+        for loader in (self.train_dataloader, self.val_dataloader):
+            loader()
+
     @cached_property
     def prepared(self) -> PreparedText:
         """Prepares the text on the first call."""

@@ -23,9 +23,12 @@ from pydantic import ConfigDict, Field, ValidationError
 from pydantic_core import PydanticUndefined, to_jsonable_python
 
 REQUIRED = PydanticUndefined  # the default of a setting that has none
+MISSING = "???"  # its value in Hydra
 
 
-def setting(default: Any, help: str, *, common: bool = False, needs: str | None = None, **limits: Any) -> Any:
+def setting(
+    default: Any, help: str, *, common: bool = False, needs: str | None = None, escapes: bool = False, **limits: Any
+) -> Any:
     """A field of a group of settings.
 
     Args:
@@ -35,9 +38,10 @@ def setting(default: Any, help: str, *, common: bool = False, needs: str | None 
         needs: the value of another setting of the group without which this one has no effect: "kind=muon",
             "kind=file|hub", or "clip" alone, which must not be null, false or 0. Several, all of which are needed,
             are separated by spaces.
+        escapes: a text in which the command line has \\n for a line end, see `scripts.cli.app.unescaped`.
         limits: of pydantic's `Field`, such as ge=1.
     """
-    extra = {"common": common, "needs": needs}
+    extra = {"common": common, "needs": needs, "escapes": escapes}
     return Field(default, description=help, json_schema_extra=extra, **limits)  # pyright: ignore
 
 
@@ -63,8 +67,8 @@ class Setting:
         key: dotted, as on the command line.
         default: a plain value; REQUIRED: it has none.
         choices: the valid values, if they are listed.
-        common, needs: see `setting`.
-        is_text: a value is taken as it was typed, without quotes.
+        common, needs, escapes: see `setting`.
+        kinds: the classes of its values, and of what they hold: str, list, NoneType, ...
     """
 
     key: str
@@ -73,7 +77,8 @@ class Setting:
     choices: tuple = ()
     common: bool = False
     needs: str | None = None
-    is_text: bool = False
+    escapes: bool = False
+    kinds: frozenset[type] = frozenset()
 
 
 def declared(group: type, prefix: str = "") -> Iterator[Setting]:
@@ -86,18 +91,19 @@ def declared(group: type, prefix: str = "") -> Iterator[Setting]:
         extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
         default = field.get_default(call_default_factory=True)
         default = default if default is REQUIRED else plain(default)
-        kind = field.annotation
-        yield Setting(key, default, field.description or "", choices_of(kind), **extra, is_text=takes_text(kind))
+        kinds = kinds_of(field.annotation)
+        yield Setting(key, default, field.description or "", choices_of(field.annotation), **extra, kinds=kinds)
 
 
 def defaults(group: type) -> dict[str, Any]:
-    """The defaults of a group as nested plain values, without the settings that have none."""
+    """The defaults of a group as nested plain values; "???", Hydra's mark, for a setting that has none."""
     values = {}
     for name, field in group.__pydantic_fields__.items():
         if field.default_factory is not None and (inner := group_of(field.annotation)) is not None:
             values[name] = defaults(inner)
-        elif (default := field.get_default(call_default_factory=True)) is not REQUIRED:
-            values[name] = plain(default)
+        else:
+            default = field.get_default(call_default_factory=True)
+            values[name] = MISSING if default is REQUIRED else plain(default)
     return values
 
 
@@ -118,6 +124,9 @@ def build(group: type, values: Mapping[str, Any], prefix: str = "") -> Any:
             value = build(inner, value, key)
         elif inner is not None and value is not None and not isinstance(value, inner):
             raise ValueError(f"{key}={typed(value)} must be a group of settings; change one, such as {key}.KEY=VALUE")
+        numbers = kinds_of(fields[name].annotation) & {int, float}
+        if numbers == {int} and isinstance(value, float) and value.is_integer():
+            value = int(value)  # 1e3
         built[name] = value
     return group(**built)
 
@@ -173,11 +182,15 @@ def choices_of(annotation: Any) -> tuple:
     return tuple(choice for kind in typing.get_args(annotation) for choice in choices_of(kind))
 
 
-def takes_text(annotation: Any) -> bool:
-    """Whether an annotation has a text or a list of texts among its alternatives."""
-    return annotation is str or any(
-        takes_text(kind) for kind in typing.get_args(annotation) if typing.get_origin(annotation) is not dict
-    )
+def kinds_of(annotation: Any) -> frozenset[type]:
+    """The classes in an annotation, such as {str, list, NoneType} of str | list[str] | None; none of a Literal."""
+    origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Literal:
+        return frozenset()
+    if origin is typing.Annotated:
+        return kinds_of(parts[0])
+    itself = {origin or annotation} - {typing.Union, types.UnionType}
+    return frozenset(itself).union(*map(kinds_of, parts if origin is not dict else ()))
 
 
 def plain(value: Any) -> Any:

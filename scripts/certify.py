@@ -20,7 +20,8 @@ from pydantic.dataclasses import dataclass
 from tril.data.cache import keep_compiled_code
 from tril.data.settings import build, setting, strict_settings
 from tril.model.runs import find_checkpoint, run_folder
-from tril.scripts.cli.app import CommandLine, entry
+from tril.scripts.cli.app import Composed, command
+from tril.scripts.cli.config import refuse_unused
 from tril.scripts.cli.errors import fail, user_errors, writable
 
 if TYPE_CHECKING:
@@ -70,12 +71,11 @@ class CertifyCommand:
         return self
 
 
-@entry("certify", CertifyCommand, {"model": "nano"})
-def main(line: CommandLine[CertifyCommand]) -> None:
-    settings = line.own
+@command("certify", CertifyCommand, {"model": "nano"})
+def main(settings: CertifyCommand, composed: Composed) -> None:
     with user_errors():
         models = [f"{kind}={getattr(settings, kind)}" for kind in KINDS if getattr(settings, kind) is not None]
-        models += [f"{key}={value}" for key, value in line.given.items() if models and key.startswith("model")]
+        models += [f"{key}={value}" for key, value in composed.given.items() if models and key.startswith("model")]
         if len(models) > 1:
             raise ValueError(f"{' and '.join(models)} name several models; keep one")
         path = find_checkpoint(settings.ckpt) if settings.ckpt is not None else None
@@ -95,7 +95,7 @@ def main(line: CommandLine[CertifyCommand]) -> None:
         with user_errors():
             device = use_device(settings.device)
             stored = Checkpoint.read(path) if path is not None else None
-            model = model_of(line, stored, device)
+            model = model_of(settings, composed, stored, device)
             choose_compile(settings.compile, device)
         check_call(model)  # before the folder is created
         with user_errors():
@@ -122,11 +122,10 @@ def main(line: CommandLine[CertifyCommand]) -> None:
         sys.exit(1 if not certificate.passed else 4 if certificate.undecided else 0)
 
 
-def model_of(line: CommandLine[CertifyCommand], stored: "Checkpoint | None", device: str) -> "Model":
+def model_of(settings: CertifyCommand, composed: Composed, stored: "Checkpoint | None", device: str) -> "Model":
     """The model that the command line names."""
     from tril.model.causality.gpt import subject_of
 
-    settings = line.own
     if settings.hf is not None:
         from tril.model.causality.hf import hf_model
 
@@ -139,9 +138,11 @@ def model_of(line: CommandLine[CertifyCommand], stored: "Checkpoint | None", dev
     from tril.model.config import GPTConfig
     from tril.model.gpt import GPT
 
-    chosen = line.settings["model"]
-    gpt = GPT(build(GPTConfig, chosen | {"vocab_size": chosen["vocab_size"] or FRESH_VOCABULARY}, "model"))
-    return subject_of(gpt, device=device, name=line.choices["model"])
+    chosen = composed.settings["model"]
+    config = build(GPTConfig, chosen | {"vocab_size": chosen["vocab_size"] or FRESH_VOCABULARY}, "model")
+    refuse_unused([("model", config)], composed.given)
+    gpt = GPT(config)
+    return subject_of(gpt, device=device, name=composed.choices["model"])
 
 
 def load_function(spec: str) -> Callable:

@@ -12,16 +12,17 @@ from tril.data.settings import without_effect
 from tril.model.atomic_files import write_json
 from tril.model.evaluation.config import EvaluateConfig
 from tril.model.runs import find_checkpoint, run_folder
-from tril.scripts.cli.app import CommandLine, entry
+from tril.scripts.cli.app import Composed, command
+from tril.scripts.cli.config import refuse_unused
 from tril.scripts.cli.errors import check_writable, user_errors
 from tril.scripts.cli.finished_run import evaluated_texts
 
-UNUSED = ("data.tokenizer", "data.batch_size", "data.val_batch_size", "data.document_mask")
+OF_TRAINING = ("tokenizer", "batch_size", "double_length_at", "val_batch_size", "document_mask")
 
 
-@entry("evaluate", EvaluateConfig, {"data": None}, unused=UNUSED)
-def main(line: CommandLine[EvaluateConfig]) -> None:
-    settings, data = line.own, line.settings.get("data")
+@command("evaluate", EvaluateConfig, {"data": None}, unused=tuple(f"data.{name}" for name in OF_TRAINING))
+def main(settings: EvaluateConfig, composed: Composed) -> None:
+    data = composed.settings.get("data")
     with user_errors():  # before torch, which takes a second to import
         if data is not None and (need := without_effect(settings).get("part")):
             raise ValueError(f"data={data['source']} has no effect without {need}; leave it out")
@@ -29,6 +30,8 @@ def main(line: CommandLine[EvaluateConfig]) -> None:
         folder = Path(settings.out or run_folder(paths[0]) / "evaluation")
         check_writable(folder, "out")
         source = None if data is None else parse(data)
+        if source is not None:
+            refuse_unused([("data", source), ("data", source.source)], composed.given)
     from tril.model.evaluation.subject import Subject, evaluate_texts
     from tril.model.evaluation.task_model import run_tasks
     from tril.model.training.hardware import use_device

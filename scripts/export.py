@@ -13,7 +13,7 @@ from pydantic.dataclasses import dataclass
 from tril.data.settings import setting, strict_settings
 from tril.model.generation.config import CKPT
 from tril.model.runs import find_checkpoint
-from tril.scripts.cli.app import CommandLine, entry
+from tril.scripts.cli.app import Composed, command
 from tril.scripts.cli.errors import user_errors
 
 
@@ -33,9 +33,8 @@ class ExportCommand:
             raise ValueError(f"out={self.out} exists; name a new one")
 
 
-@entry("export", ExportCommand)
-def main(line: CommandLine[ExportCommand]) -> None:
-    settings = line.own
+@command("export", ExportCommand)
+def main(settings: ExportCommand, composed: Composed) -> None:
     with user_errors():
         path, out = find_checkpoint(settings.ckpt), Path(str(settings.out)).expanduser().absolute()
         # Importing torch takes a second, so wrong settings are reported before.

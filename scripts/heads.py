@@ -12,7 +12,7 @@ from pydantic.dataclasses import dataclass
 from tril.data.settings import setting, strict_settings
 from tril.model.generation.config import CKPT, DEVICE
 from tril.model.runs import find_checkpoint, find_sweep
-from tril.scripts.cli.app import CommandLine, entry
+from tril.scripts.cli.app import Composed, command
 from tril.scripts.cli.errors import user_errors
 
 
@@ -24,7 +24,9 @@ class HeadsCommand:
     dir: str | None = setting(None, "instead of ckpt, all runs of a sweep: its folder, latest, or a folder of runs")
     prompt: str | None = setting(
         None,
-        "with ckpt: a text to draw attention maps of; null: the start of the validation part; empty: end-of-text alone",
+        r"with ckpt: a text to draw attention maps of; \n is a line end; null: the start of the validation part; "
+        "empty: end-of-text alone",
+        escapes=True,
     )
     # a confidence interval needs two
     windows: int = setting(24, "of the validation part, evenly spaced; more give narrower intervals", ge=2)
@@ -35,12 +37,11 @@ class HeadsCommand:
     seed: int = setting(0, "with ckpt: seed of the repeated random sequences", ge=0, lt=2**63)
 
 
-@entry("heads", HeadsCommand)
-def main(line: CommandLine[HeadsCommand]) -> None:
-    settings = line.own
+@command("heads", HeadsCommand)
+def main(settings: HeadsCommand, composed: Composed) -> None:
     with user_errors():  # before torch, which takes a second to import
-        if settings.dir is not None and (of_one := [key for key in ("ckpt", "prompt") if key in line.given]):
-            given = f"{of_one[0]}={line.given[of_one[0]]}"
+        if settings.dir is not None and (of_one := [key for key in ("ckpt", "prompt") if key in composed.given]):
+            given = f"{of_one[0]}={composed.given[of_one[0]]}"
             raise ValueError(f"{given} is for one model, dir={settings.dir} for all of a sweep; give one of them")
         path = find_checkpoint(settings.ckpt) if settings.dir is None else find_sweep(settings.dir)
     from tril.scripts.experiments.trained_heads import describe_model, describe_sweep

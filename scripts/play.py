@@ -13,9 +13,9 @@ import webbrowser
 from pydantic.dataclasses import dataclass
 
 from tril.data.settings import setting, strict_settings
-from tril.model.generation.config import CKPT, DEVICE, Prompt
+from tril.model.generation.config import CKPT, DEVICE
 from tril.model.runs import find_checkpoint
-from tril.scripts.cli.app import CommandLine, entry
+from tril.scripts.cli.app import Composed, command
 from tril.scripts.cli.errors import user_errors
 from tril.scripts.playground.server import LOOPBACK, PlayModel, create_server, listen
 
@@ -26,17 +26,16 @@ class PlayCommand:
 
     ckpt: str = CKPT
     other: str | None = setting(None, "a second checkpoint to compare side by side; null: none")
-    prompt: Prompt | None = setting(
-        None, r"the text that the page starts with; \n is a line end; null: one that suits the text of the run"
+    prompt: str | None = setting(
+        None, r"the text that the page starts with; \n is a line end; null: one that suits the run", escapes=True
     )
     port: int = setting(8000, "of 127.0.0.1, which only this computer reaches; 0: any free port", ge=0, le=65535)
     open: bool = setting(False, "open the page in the default browser")
     device: str = DEVICE
 
 
-@entry("play", PlayCommand)
-def main(line: CommandLine[PlayCommand]) -> None:
-    settings = line.own
+@command("play", PlayCommand)
+def main(settings: PlayCommand, composed: Composed) -> None:
     with user_errors():  # before torch, which takes a second to import
         if not all(map(importlib.util.find_spec, ("starlette", "uvicorn"))):
             raise ValueError('the page needs starlette and uvicorn; pip install -e ".[app]"')

@@ -8,13 +8,12 @@ continues, in the folder below multirun/ that `train.py -m` has for the keys in 
 import shlex
 import sys
 import time
-from dataclasses import asdict
 
 from pydantic.dataclasses import dataclass
 
 from tril.data.settings import setting, strict_settings
 from tril.model.formats import Seconds
-from tril.scripts.cli.app import CommandLine, compose, entry, key_of
+from tril.scripts.cli.app import Composed, command, compose
 from tril.scripts.cli.errors import user_errors
 
 FIRST_SEEDS = 3  # of the first look, which has most of the level
@@ -35,6 +34,11 @@ class RefereeCommand:
     seed: int = setting(0, "the first seed; the others follow it", ge=0, lt=2**63)
 
 
+def key_of(word: str) -> str:
+    """The key of a setting of train.py."""
+    return word.partition("=")[0].lstrip("+~")
+
+
 def plan(own: RefereeCommand, seed: int) -> tuple[list, list[str]]:
     """The runs of baseline and candidate with this seed, and the keys in which they differ."""
     from tril.scripts.cli.config import RunConfig
@@ -45,27 +49,26 @@ def plan(own: RefereeCommand, seed: int) -> tuple[list, list[str]]:
         words = list({key_of(word): word for word in shlex.split(f"{own.common} {text}")}.values())
         if wrong := [word for word in words if word.partition("=")[0].partition(".")[0] in NOT_OF_AN_ARM]:
             raise ValueError(f"{wrong[0]} cannot be set for one of two configurations; leave it out")
-        line = compose("train", [*words, f"seed={seed}"])
-        config = RunConfig.of(line.settings, line.given)
+        composed = compose("train", [*words, f"seed={seed}"])
+        config = RunConfig.of(composed.settings, composed.given)
         if config.causality.allow_leak or config.callbacks.causality is None:
             raise ValueError("the referee compares certified runs; leave out causality.allow_leak, callbacks.causality")
-        runs.append(grid.PlannedRun([*words, f"seed={seed}"], line.settings, config))
+        runs.append(grid.PlannedRun([*words, f"seed={seed}"], composed.settings, config))
     if runs[0].identity == runs[1].identity:
         raise ValueError("candidate and baseline have the same settings; set what the candidate changes")
     return runs, grid.name_runs(runs)
 
 
-@entry("referee", RefereeCommand)
-def main(line: CommandLine[RefereeCommand]) -> None:
+@command("referee", RefereeCommand)
+def main(own: RefereeCommand, composed: Composed) -> None:
     from tril.scripts.experiments.launch import known_sweep, record_launch, train_all
     from tril.scripts.experiments.report import read_report
 
-    own, began = line.own, time.monotonic()
+    began = time.monotonic()
     with user_errors():
         (baseline, candidate), swept = plan(own, own.seed)
         shared = [word for word in baseline.overrides if key_of(word) not in ("seed", *swept)]
-        base = compose("train", shared)
-        folder, index = known_sweep(None, swept, base.settings | asdict(base.own))
+        folder, index = known_sweep(None, swept, compose("train", shared).settings)
         index["baseline"] = baseline.values
         for n in range(FIRST_SEEDS, own.max_seeds + 1):
             seeds = range(own.seed, own.seed + n) if n == FIRST_SEEDS else [own.seed + n - 1]

@@ -8,7 +8,7 @@ from pydantic.dataclasses import dataclass
 
 from tril.data.settings import setting, strict_settings
 from tril.model.runs import SETTINGS, find_sweep
-from tril.scripts.cli.app import CommandLine, entry
+from tril.scripts.cli.app import Composed, command
 from tril.scripts.cli.errors import user_errors, writable
 
 
@@ -31,9 +31,8 @@ class ReportCommand:
     out: str | None = setting(None, "folder for the report, its tables and pictures; null: the sweep's folder")
 
 
-@entry("report", ReportCommand)
-def main(line: CommandLine[ReportCommand]) -> None:
-    settings = line.own
+@command("report", ReportCommand)
+def main(settings: ReportCommand, composed: Composed) -> None:
     with user_errors():
         if settings.dir is None:
             raise ValueError("dir is missing; name the folder of a sweep, dir=multirun/DATE/TIME, or dir=latest")

@@ -3,22 +3,25 @@
 Without a prompt, on a terminal, it asks for one after another. The text goes to stdout, everything else to stderr.
 """
 
+import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 from tril.data.cache import keep_compiled_code
 from tril.data.settings import printable
-from tril.model.generation.config import SampleConfig, SamplingConfig, as_prompt
+from tril.model.generation.config import SampleConfig, SamplingConfig
 from tril.model.runs import find_checkpoint
-from tril.scripts.cli.app import CommandLine, entry
+from tril.scripts.cli.app import Composed, command, unescaped
 from tril.scripts.cli.errors import UserError, user_errors
 
 
-@entry("sample", SampleConfig)
-def main(line: CommandLine[SampleConfig]) -> None:
-    settings = line.own
+@command("sample", SampleConfig)
+def main(settings: SampleConfig, composed: Composed) -> None:
     with user_errors():
-        path = find_checkpoint(settings.ckpt)
+        path, prompt = find_checkpoint(settings.ckpt), settings.prompt
+        if settings.prompt_file is not None:
+            prompt = read_prompt(settings.prompt_file)
         keep_compiled_code()  # before the import of torch, which takes a second
         from tril.model.heads.ablation import head_gate
         from tril.model.runs import load
@@ -31,8 +34,8 @@ def main(line: CommandLine[SampleConfig]) -> None:
         gate = None if settings.remove_heads is None else head_gate(lm.config, settings.remove_heads)
         options = {name: getattr(settings, name) for name in SamplingConfig.__dataclass_fields__}
         options |= {"n": settings.n, "compile": settings.compile, "head_gate": gate}
-        asks = "prompt" not in line.given and sys.stdin.isatty() and sys.stdout.isatty()
-        pieces = iter(()) if asks else lm.samples(settings.prompt, **options)
+        asks = not {"prompt", "prompt_file"} & composed.given.keys() and sys.stdin.isatty() and sys.stdout.isatty()
+        pieces = iter(()) if asks else lm.samples([prompt], **options)
     note = ", compiled (the second token takes a while the first time)" if settings.compile else ""
     print(f"{path} on {device}{note}", file=sys.stderr, flush=True)
     try:
@@ -40,11 +43,20 @@ def main(line: CommandLine[SampleConfig]) -> None:
         while asks:
             try:
                 with user_errors():
-                    show(lm.samples([as_prompt(input("\nprompt: "))], **options))
+                    show(lm.samples([unescaped(input("\nprompt: "))], **options))
             except UserError as error:
                 print(f"error: {printable(str(error))}", file=sys.stderr)
     except (KeyboardInterrupt, EOFError):
         print()
+
+
+def read_prompt(path: str) -> str:
+    """The text of a file, or of standard input."""
+    content = sys.stdin.buffer.read() if path == "-" else Path(os.path.expanduser(path)).read_bytes()
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"prompt_file={path} is no UTF-8 text: {error}") from error
 
 
 def show(pieces: Iterator[str]) -> None:

@@ -10,8 +10,8 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from tests.contract import harness as contract
-from tril.scripts.cli.app import compose
-from tril.scripts.cli.config import RunConfig
+from tril.scripts.cli.app import DECLARED, compose
+from tril.scripts.cli.config import RunConfig, TrainCommand
 
 TINY = ["data=files", *contract.TINY]  # 8 steps, each logged, and two validations
 
@@ -25,7 +25,8 @@ def train_typed(settings: list[str]):
     """The run of these settings, in this process; errors are exceptions."""
     from tril import train
 
-    return train.run(compose("train", settings))
+    composed = compose("train", settings)
+    return train.run(composed.own(TrainCommand), composed)
 
 
 def accept(name: str, *settings: str) -> None:
@@ -37,9 +38,10 @@ def accept(name: str, *settings: str) -> None:
         parsed = OverridesParser.create().parse_overrides(rows[0])
         rows = itertools.product(*(swept(each) if each.is_sweep_override() else [each.input_line] for each in parsed))
     for row in rows:
-        line = compose(name, list(row))
-        if name == "train" and not (line.own.resume or line.own.init_from):
-            RunConfig.of(line.settings, line.given)
+        composed = compose(name, list(row))
+        own = composed.own(DECLARED[name].own)
+        if name == "train" and not (own.resume or own.init_from):
+            RunConfig.of(composed.settings, composed.given)
 
 
 def swept(override) -> list[str]:

@@ -3,7 +3,7 @@
 import functools
 import itertools
 import math
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -48,7 +48,7 @@ def checked(*settings: str) -> RunConfig:
 
 def model(config: RunConfig) -> GPT:
     with torch.device("meta"):
-        return GPT(config.fitted(config.model.vocab_size or AUTO_VOCAB_SIZE).model)
+        return GPT(replace(config.model, vocab_size=config.model.vocab_size or AUTO_VOCAB_SIZE))
 
 
 def test_every_option_of_a_group_is_valid(text):

@@ -53,13 +53,14 @@ def step_of(run):
 
 def test_a_wrong_setting_shows_no_frames_and_a_bug_shows_its_cause(folder, before_next):
     before = set(folder.rglob("*"))
-    for setting, message in (
-        ("-m", "'-m' is no setting of a run"),
-        ({"seed": 1}, "{'seed': 1} is no setting of a run"),
-        ("trainer.devices=2", "trainer.strategy=auto with trainer.devices=2 starts processes"),
+    for settings, keywords, named in (
+        (["-m"], {}, "-m"),
+        ([{"seed": 1}], {}, "seed"),
+        ([], {"seed": 1}, "seed"),
+        (["trainer.devices=2"], {}, "trainer.devices=2"),
     ):
-        with pytest.raises(UserError, match=message) as raised:
-            train(*QUICK, setting)
+        with pytest.raises(UserError, match=named) as raised:
+            train(*QUICK, *settings, **keywords)
         assert {entry.path.name for entry in raised.traceback} <= {"test_python_api.py", "train.py"}
     assert set(folder.rglob("*")) == before
 

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
 from tril.data.settings import setting, strict_settings
@@ -11,14 +11,6 @@ from tril.data.settings import setting, strict_settings
 CKPT = setting("latest", "a checkpoint file, a run folder, or latest: the newest run below outputs/ and multirun/")
 DEVICE = setting("auto", "auto | cpu | cuda | mps")
 Stop = Annotated[str, Field(min_length=1)]
-
-
-def as_prompt(typed: str) -> str:
-    """A prompt as it is typed, where \\n stands for a line end."""
-    return typed.replace(r"\n", "\n")
-
-
-Prompt = Annotated[str, AfterValidator(as_prompt)]
 
 
 def _as_tuple(stop: Any) -> Any:
@@ -48,7 +40,7 @@ class SamplingConfig:
         1.0, "above 1, tokens that the text already contains become less likely; 1: off", gt=0, allow_inf_nan=False
     )
     stop: Annotated[tuple[Stop, ...] | None, BeforeValidator(_as_tuple)] = setting(
-        None, "a text or a list of texts; the sample ends before the first that occurs; null: none"
+        None, r"the sample ends before this text, or the first of a list; \n is a line end; null: none", escapes=True
     )
     seed: int | None = setting(0, "null: a new seed each time", ge=0, lt=2**64)  # the range of torch.Generator
 
@@ -61,9 +53,8 @@ class SampleConfig(SamplingConfig):
     """What `sample` continues, and with which model."""
 
     ckpt: str = CKPT
-    prompt: Annotated[list[Prompt], Field(min_length=1), AS_LIST] = setting(
-        "", """text to continue, or a list: '["To be", "Or not"]'; \\n is a line end; empty starts a new text"""
-    )
+    prompt: str = setting("", r"text to continue; \n is a line end, \\ a backslash; empty: a new text", escapes=True)
+    prompt_file: str | None = setting(None, "a file with the prompt, taken as it is; -: standard input; null: prompt")
     n: int = setting(1, "samples per prompt; one is printed while it is generated, several as a batch", ge=1, le=10_000)
     remove_heads: Annotated[list[str], Field(min_length=1), AS_LIST] | None = setting(
         None, 'heads to remove: "[L0H1, L2H3]", layer 0 head 1 and layer 2 head 3; null: none'

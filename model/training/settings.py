@@ -4,11 +4,10 @@ import re
 from dataclasses import dataclass as plain_dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import Field, field_validator
 from pydantic.dataclasses import dataclass
 
 from tril.data.settings import canonical, group, setting, strict_settings
-from tril.model.generation.config import Prompt
 
 if TYPE_CHECKING:
     from tril.model.training.hardware import Hardware
@@ -159,9 +158,8 @@ class ProgressConfig:
 class SamplesConfig:
     """A text after each validation, in samples.txt; three on the screen at the end."""
 
-    # prompt=1 is parsed as a number
-    prompt: Annotated[Prompt | None, BeforeValidator(lambda x: str(x) if isinstance(x, int | float) else x)] = setting(
-        None, 'null: one that suits the text; "": start a new document', common=True
+    prompt: str | None = setting(
+        None, r"\n is a line end; null: one that suits the text; empty: start a new document", common=True, escapes=True
     )
     max_new_tokens: Count = setting(64, "length of the sample")
     temperature: Finite = setting(0.8, "0: always the most probable token", ge=0)

@@ -2,63 +2,76 @@
 
 A script declares its settings as fields of a class, and its main function gets them:
 
-@entry("sample", SampleConfig)
-def main(line: CommandLine[SampleConfig]) -> None:
-    print(line.own.temperature)
+@command("sample", SampleConfig)
+def main(settings: SampleConfig, composed: Composed) -> None:
+    print(settings.temperature)
 """
 
 import contextlib
 import functools
 import gc
-import io
-import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
-from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from tril.data.config import SOURCES
 from tril.data.settings import Setting, build, declared, defaults, nearest
 from tril.model.training.settings import CallbacksConfig
-from tril.scripts.cli.config import CONFIGS, FOLDER, GROUPS, TrainCommand, data_defaults, known_settings, refuse_unused
-from tril.scripts.cli.errors import MEANT, UserError, fail, unknown_setting, user_errors
-from tril.scripts.cli.help import print_help
+from tril.scripts.cli.config import (
+    CONFIGS,
+    FOLDER,
+    GROUPS,
+    TrainCommand,
+    data_defaults,
+    flatten,
+    known_settings,
+    refuse_unused,
+)
+from tril.scripts.cli.errors import UserError, one_line, unknown_setting, unreadable, user_errors
+from tril.scripts.cli.help import ADDED, print_help
 
 VERSION_BASE = "1.3"  # of Hydra's behavior: since 1.2, it does not change the working directory
+HELP, GRID = ("-h", "--help", "--help=all"), ("-m", "--multirun")
 # Objects before a collection: Python's 700 lengthen imports by a fifth, 100,000 let memory grow while a model trains.
 COLLECTION_THRESHOLD = 10_000
-HELP, GRID = ("-h", "--help", "--help=all"), ("-m", "--multirun")
-QUOTED = r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*\""""
-CALLBACKS = [f"callbacks.{name}" for name in defaults(CallbacksConfig)]
-Own = TypeVar("Own")
+REMOVABLE = ("callbacks.", "logger.")
+OF_A_GRID = ("hydra.sweep.", "hydra.launcher.", "hydra.sweeper.", "hydra/launcher", "hydra/sweeper")
 
 
 @dataclass(frozen=True)
-class CommandLine(Generic[Own]):
-    """The settings of a command, composed.
+class Composed:
+    """The settings of a command.
 
     Attributes:
-        own: the settings that the command declares, checked.
-        settings: all others, those of its config groups and of a run, as nested plain values.
-        given: dotted key -> text of the settings on the command line; of a key the last one.
+        settings: nested plain values: the command's own settings and its config groups.
+        given: dotted key -> text of the settings on the command line.
         choices: the option of each config group; None: none.
         grid: the values of an ablation, by key.
     """
 
-    own: Own
     settings: dict[str, Any]
     given: dict[str, str]
-    choices: dict[str, str | None]
-    grid: dict[str, str]
+    choices: dict[str, str | None] = field(default_factory=dict)
+    grid: dict[str, str] = field(default_factory=dict)
+
+    def own(self, kind: type) -> Any:
+        """The settings that a command declares; raises UserError for wrong values."""
+        with user_errors():
+            own = build(kind, {key: self.settings[key] for key in kind.__pydantic_fields__})
+            refuse_unused([("", own)], self.given)
+        return own
 
 
 @dataclass(frozen=True)
@@ -78,30 +91,32 @@ class Declaration:
     of_a_run: bool = False
     unused: tuple[str, ...] = ()
 
-    @functools.cached_property
-    def settings(self) -> dict[str, Setting]:
-        """The settings by dotted key."""
+    def settings(self, source: str | None = None) -> dict[str, Setting]:
+        """The settings by dotted key; of the texts those of `source`, or of all."""
         shared = {
             key: setting
-            for key, setting in known_settings().items()
+            for key, setting in known_settings(source).items()
             if self.of_a_run or key.partition(".")[0] in self.groups
             if not key.startswith(self.unused)
         }
         return {each.key: each for each in declared(self.own)} | shared
 
+    def group_names(self) -> list[str]:
+        return [path.name for path in CONFIGS.iterdir() if path.is_dir()] if self.of_a_run else [*self.groups]
+
 
 DECLARED = {"train": Declaration("train", TrainCommand, of_a_run=True)}
 
 
-def entry(
+def command(
     name: str,
     own: type = TrainCommand,
     groups: Mapping[str, str | None] | None = None,
     *,
     unused: tuple[str, ...] = (),
     grid: Callable | None = None,
-) -> Callable[[Callable[[CommandLine], object]], Callable[[], object]]:
-    """Decorator of `main(line)`, which becomes a function without arguments that reads sys.argv.
+) -> Callable[[Callable[[Any, Composed], object]], Callable[[], object]]:
+    """Decorator of `main(settings, composed)`, which becomes a function without arguments that reads sys.argv.
 
     A user's mistake ends the process with one line and status 2.
 
@@ -111,107 +126,85 @@ def entry(
     """
     declaration = DECLARED.setdefault(name, Declaration(name, own, groups or {}, unused=unused))
 
-    def decorate(task: Callable[[CommandLine], object]) -> Callable[[], object]:
+    def decorate(task: Callable[[Any, Composed], object]) -> Callable[[], object]:
         @functools.wraps(task)
         def main() -> object:
             gc.set_threshold(COLLECTION_THRESHOLD)
-            if isinstance(sys.stdout, io.TextIOWrapper):  # a character that the terminal lacks is not an error
-                sys.stdout.reconfigure(errors="replace")
-            try:
-                try:
-                    return run(declaration, task, grid, sys.argv[1:])
-                finally:
-                    sys.stdout.flush()  # here, and not at exit: the reader of a pipe may be gone, also after --help
-            except UserError as error:
-                fail(error)
-            except BrokenPipeError:  # `--help | head`
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python's flush at exit fails
-                sys.exit(141)  # 128 + SIGPIPE
+            with one_line():
+                words = [word for word in sys.argv[1:] if word not in HELP + GRID]
+                if asked := [word for word in sys.argv[1:] if word in HELP]:
+                    composed = compose(name, words, is_complete=False)
+                    settings = declaration.settings(composed.settings.get("data", {}).get("source"))
+                    text, keys = sys.modules[task.__module__].__doc__ or "", own.__pydantic_fields__
+                    values, options = composed.settings, composed.choices
+                    return print_help(text, settings, keys, values, options, every=HELP[-1] in asked)
+                if set(sys.argv[1:]) & set(GRID):
+                    return start_grid(declaration, grid, words)
+                composed = compose(name, words)
+                return task(composed.own(own), composed)
 
         return main
 
     return decorate
 
 
-def run(
-    declaration: Declaration, task: Callable[[CommandLine], object], grid: Callable | None, arguments: list[str]
-) -> object:
-    """Runs a command line: the task, a grid, or the help."""
-    words = [word for word in arguments if word not in HELP + GRID]
-    if asked := [word for word in arguments if word in HELP]:
-        line = compose_unchecked(declaration.name, [word for word in words if key_of(word) != "resume"])
-        text = sys.modules[task.__module__].__doc__ or ""
-        own = declaration.own.__pydantic_fields__
-        return print_help(text, declaration.settings, own, line.settings, line.choices, every=HELP[-1] in asked)
-    if not any(word in GRID for word in arguments):
-        return task(compose(declaration.name, words))
-    if grid is None:
+def start_grid(declaration: Declaration, task: Callable | None, arguments: Sequence[str]) -> object:
+    """Runs `task` for each run of a grid, through Hydra's launcher."""
+    if task is None:
         raise UserError(f"-m starts a grid of training runs, which {declaration.name} cannot; leave it out")
+    parsed = parse(declaration, arguments, is_grid=True)
     try:
-        with hydra_of(declaration, words) as composer:
-            return composer.multirun(declaration.name, grid, overrides(declaration, words, is_grid=True))
+        with hydra_of(declaration, parsed):
+            words = with_files(declaration, parsed)
+            return GlobalHydra.instance().hydra.multirun(declaration.name, task, words)  # pyright: ignore
     except KeyboardInterrupt:  # in a run, or where a launcher waits for its workers
         print("\ninterrupted; start the same command again to continue", flush=True)
         sys.exit(128 + signal.SIGINT)
 
 
-def compose(name: str, arguments: Sequence[str]) -> CommandLine[Any]:
-    """The settings of a command with those that are given.
+def compose(name: str, arguments: Sequence[str], *, is_complete: bool = True) -> Composed:
+    """The settings of a command, as Hydra composes them of configs/, the declared defaults and the command line.
+
+    Args:
+        is_complete: a required setting without a value is an error.
 
     Raises:
         UserError: a wrong setting, in one line.
     """
-    line, kind = compose_unchecked(name, arguments), DECLARED[name].own
-    with user_errors():
-        own = build(kind, {key: line.settings.pop(key) for key in kind.__pydantic_fields__})
-        refuse_unused([("", own)], line.given)
-    return replace(line, own=own)
-
-
-def compose_unchecked(name: str, arguments: Sequence[str]) -> CommandLine[None]:
-    """The same, without checking values; `settings` has all of them."""
-    with hydra_of(DECLARED[name], arguments):
-        try:
-            cfg = hydra.compose(name, overrides(DECLARED[name], arguments), return_hydra_config=True)
-        except ValueError as error:  # of a config group, such as model=null
-            raise HydraException(str(error)) from error
+    declaration = DECLARED[name]
+    parsed = parse(declaration, arguments)
+    with hydra_of(declaration, parsed):
+        cfg = hydra.compose(name, with_files(declaration, parsed), return_hydra_config=True)
         choices, grid = dict(cfg.hydra.runtime.choices), dict(cfg.hydra.sweeper.get("params") or {})
-        given = {key_of(argument): argument.partition("=")[2] for argument in arguments}
-        return CommandLine(None, plain_settings(cfg), given, choices, grid)
+        given = {key_of(each): text.partition("=")[2] for each, text in zip(parsed, arguments, strict=True)}
+        composed = Composed(plain_settings(cfg, is_complete=is_complete), given, choices, grid)
+    for key, setting in declaration.settings().items():
+        if setting.escapes and key in given:
+            *groups, last = key.split(".")
+            group = functools.reduce(dict.__getitem__, groups, composed.settings)
+            value = group[last]
+            group[last] = [*map(unescaped, value)] if isinstance(value, list) else value and unescaped(value)
+    return composed
 
 
 @contextlib.contextmanager
-def hydra_of(declaration: Declaration, arguments: Sequence[str]) -> Iterator[Any]:
+def hydra_of(declaration: Declaration, parsed: Sequence[Override]) -> Iterator[None]:
     """Hydra with the settings of a command, in place of another command's, which called this one.
 
     Raises:
-        UserError: an error of Hydra in the block, in one line; or an argument that is no setting of the command.
+        UserError: an error of Hydra in the block, in one line.
     """
-    check(declaration, arguments)
     register_defaults(declaration)
     outer = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
     try:
         with hydra.initialize_config_dir(str(CONFIGS), job_name=declaration.name, version_base=VERSION_BASE):
-            yield GlobalHydra.instance().hydra
-    except (HydraException, OmegaConfBaseException) as error:
-        raise UserError(explain(error, declaration.name, arguments)) from error
+            try:
+                yield
+            except (HydraException, OmegaConfBaseException) as error:
+                raise UserError(explain(error, declaration.name, parsed)) from error
     finally:
         GlobalHydra.instance().hydra = outer
-
-
-def check(declaration: Declaration, arguments: Sequence[str]) -> None:
-    """Raises UserError for an argument that Hydra would misunderstand, or that removes or sets what has no effect."""
-    for argument in arguments:
-        key, (given, _, value) = key_of(argument), argument.lstrip("-").partition("=")
-        if argument.startswith("-"):
-            meant = MEANT.get(given.replace("-", "_"), given.replace("-", "_"))
-            raise UserError(f"{argument}: settings have no dashes; write {meant}={value or 'VALUE'}")
-        if declaration.unused and key.startswith(declaration.unused):
-            raise UserError(f"{argument} has no effect on {declaration.name}; leave it out")
-        if argument.startswith("~") and not key.startswith(("callbacks.", "logger.", "hydra")):
-            remedy = f"leave out ~{key}, or set {key}=VALUE"
-            raise UserError(f"{key} is required, only single callbacks and loggers can be removed; {remedy}")
 
 
 def register_defaults(declaration: Declaration) -> None:
@@ -232,76 +225,119 @@ def register_defaults(declaration: Declaration) -> None:
         store.store(declaration.name, {"defaults": ["_self_", *options], **defaults(declaration.own)})
 
 
-def overrides(declaration: Declaration, arguments: Sequence[str], *, is_grid: bool = False) -> list[str]:
-    """The arguments for Hydra's parser. A text is not parsed, apart from the values of a grid, which commas separate.
+def parse(declaration: Declaration, arguments: Sequence[str], *, is_grid: bool = False) -> list[Override]:
+    """The arguments as Hydra's parser reads them. Outside of a grid, a text needs no quotes.
 
-    data.path=FILE means data=files, unless something else chooses a text that has a path.
+    Raises:
+        UserError: an argument that is no setting, or that has no effect, or that removes what is required.
     """
-    texts = {key for key, setting in declaration.settings.items() if setting.is_text} | {"debug", FOLDER}
-    words, given = [], [key_of(argument) for argument in arguments]
-    for argument, key in zip(arguments, given, strict=True):
-        signed, equals, value = argument.partition("=")
-        if key in texts and equals and not is_grid:
-            value = quoted(value)
-        if key in (*declaration.settings, *CALLBACKS) and not is_grid and not argument.startswith("~"):
-            signed = f"++{key}"  # sets it, whether or not the chosen yaml files have it
-        words.append(f"{signed}{equals}{value}")
-    if "data.path" in given and "data" not in given:
-        experiment = [word for word in words if key_of(word) == "experiment"]
+    kinds, parsed = {key: each.kinds for key, each in declaration.settings().items()} | {FOLDER: {str}}, []
+    kinds |= dict.fromkeys(declaration.group_names(), {str, list, type(None)})  # debug=true is no truth value
+    for argument in arguments:
+        try:
+            if argument.startswith("-"):
+                raise HydraException
+            word = argument if is_grid else quoted_argument(argument, kinds)
+            [override] = OverridesParser.create().parse_overrides([word])
+        except HydraException as error:
+            raise UserError(unreadable(argument, kinds)) from error
+        if problem := problem_of(override, argument.partition("=")[2], declaration, is_grid=is_grid):
+            raise UserError(f"{argument} {problem}")
+        parsed.append(override)
+    return parsed
+
+
+def problem_of(override: Override, value: str, declaration: Declaration, *, is_grid: bool) -> str | None:
+    """Why a command does not take a setting with this text, whatever the others are."""
+    key = key_of(override)
+    if override.is_delete() and not key.startswith(REMOVABLE):
+        return f"removes a setting, and only single callbacks and loggers can be removed; set {key}=VALUE"
+    if override.is_sweep_override() and not is_grid:
+        remedy = "add -m for a grid of runs" if declaration.of_a_run else "give one"
+        return f"has several values; {remedy}, or write a list as {key}=[{value}]"
+    used = OF_A_GRID if is_grid else (FOLDER,)
+    if key.startswith(("hydra.", "hydra/")) and not (declaration.of_a_run and key.startswith(used)):
+        return f"has no effect on {'a grid' if is_grid else 'a single run'}; leave it out"
+    if declaration.unused and key.startswith(declaration.unused):
+        return f"has no effect on {declaration.name}; leave it out"
+    if key == ADDED and declaration.of_a_run and not override.is_add():
+        return f"is added to the other settings, as a grid; write -m +{key}={value}"
+    if key in declaration.group_names() and value == "null":
+        return f"is no option of the group{nearest('', options_of(key))}"
+    return None
+
+
+def with_files(declaration: Declaration, parsed: Sequence[Override]) -> list[str]:
+    """What Hydra composes: data.path=FILE means data=files, unless something else chooses a text that has a path."""
+    words, keys = [str(each.input_line) for each in parsed], [key_of(each) for each in parsed]
+    if "data.path" in keys and "data" not in keys:
+        experiment = [word for word, key in zip(words, keys, strict=True) if key == "experiment"]
         if not experiment or "path" not in hydra.compose(declaration.name, experiment).data:
             return ["data=files", *words]
     return words
 
 
-def key_of(argument: str) -> str:
-    """The dotted key of key=value, without Hydra's signs."""
-    return argument.partition("=")[0].lstrip("+~")
+def key_of(override: Override) -> str:
+    """The dotted key of an override."""
+    return override.get_key_element().lstrip("+~")
+
+
+def options_of(group: str) -> list[str]:
+    """The options of a config group."""
+    return [path.stem for path in (CONFIGS / group).glob("*.yaml")]
+
+
+def quoted_argument(argument: str, kinds_of: Mapping[str, Collection[type]]) -> str:
+    """key=value for Hydra's grammar, with a text in quotes, so that the user needs only those of the shell.
+
+    The grammar reads `null` where a text can be none, and `[...]` where it can be a list.
+    """
+    key, equals, text = argument.partition("=")
+    kinds = kinds_of.get(key.lstrip("+"), ())
+    is_list = (list in kinds or tuple in kinds) and text.startswith("[") and text.endswith("]")
+    if not equals or str not in kinds or is_list or (text == "null" and type(None) in kinds):
+        return argument
+    return f"{key}={quoted(text)}"
 
 
 def quoted(text: str) -> str:
-    """The text for Hydra's grammar, which would strip the space of `prompt=def ` and reject `prompt=print(x`.
-
-    A value that needs the grammar (null, a list, a quoted text) is unchanged.
-    """
-    if text == "null" or re.fullmatch(rf"\[.*\]|{QUOTED}", text, re.DOTALL):
-        return text
+    """The text as a quoted string of Hydra's grammar."""
     text = re.sub(r"(\\*)\$\{", r"\1\1\\${", text)  # no interpolation
     text = re.sub(r"(\\*)('|\Z)", lambda match: 2 * match[1] + ("\\'" if match[2] else ""), text)  # the quotes go on
     return f"'{text}'"
 
 
-def plain_settings(cfg: DictConfig) -> dict[str, Any]:
+def unescaped(text: str) -> str:
+    r"""The text with `\n` as a line end, `\t` as a tab and `\\` as a backslash. Other backslashes are kept."""
+    return re.sub(r"\\([nt\\])", lambda match: {"n": "\n", "t": "\t", "\\": "\\"}[match[1]], text)
+
+
+def plain_settings(cfg: DictConfig, *, is_complete: bool = True) -> dict[str, Any]:
     """A composed configuration as nested plain values, without Hydra's own."""
     settings = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
-    return OmegaConf.to_container(settings, resolve=True, throw_on_missing=True)  # pyright: ignore[reportReturnType]
+    return OmegaConf.to_container(settings, resolve=True, throw_on_missing=is_complete)  # pyright: ignore[reportReturnType]
 
 
-def explain(error: Exception, name: str, arguments: Sequence[str]) -> str:
+def explain(error: Exception, name: str, parsed: Sequence[Override]) -> str:
     """An error of Hydra or OmegaConf in one line that names the nearest valid choice or a remedy."""
-    declaration = DECLARED[name]
-    if isinstance(error, OverrideParseException):
-        key, equals, _ = error.override.removeprefix("++").partition("=")
-        recipe = ", and a recipe is experiment=NAME" if key.endswith((".py", ".yaml")) else ""
-        remedy = f"put quotes within quotes, \"{key}='...'\"" if equals else f"settings are written key=value{recipe}"
-        return f"cannot read {error.override.removeprefix('++')!r}; {remedy}"
-    groups = [path.name for path in CONFIGS.iterdir() if path.is_dir()] if declaration.of_a_run else declaration.groups
-    parents = {key[: dot.start()] for key in declaration.settings for dot in re.finditer(r"\.", key)}
-    names = [*declaration.settings, *groups, *sorted(parents)]
-    if declaration.of_a_run:
-        names += [FOLDER, *CALLBACKS]
-    for key in map(key_of, arguments):
+    declaration, groups = DECLARED[name], DECLARED[name].group_names()
+    settings = declaration.settings()
+    parents = {key[: dot.start()] for key in settings for dot in re.finditer(r"\.", key)}
+    names = [*settings, *groups, *sorted(parents)]
+    names += [FOLDER, *(f"callbacks.{name}" for name in defaults(CallbacksConfig))] * declaration.of_a_run
+    for key in map(key_of, parsed):
         if key not in names and not (declaration.of_a_run and key.startswith(("hydra", "logger."))):
             return unknown_setting(key, names)
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:  # of a search path, there is none
         group, _, option = error.missing_cfg_file.rpartition("/")
-        options = error.options or [path.stem for path in (CONFIGS / group).glob("*.yaml")]
-        options = [option for option in options if not option.startswith(("settings", "source_"))]
-        return f"there is no {group}={option}{nearest(option, options)}"
-    if several := re.match(r"Ambiguous value for argument '\+*(.*?)=(.*)'", str(error)):
-        key, value = several.groups()
-        remedy = "add -m for a grid of runs" if declaration.of_a_run else "give one"
-        return f"{key}={value} has several values; {remedy}, or write a list as {key}=[{value}]"
-    if absent := re.match(r"Could not override '\+*(.*?)'", str(error)):
-        group = absent[1].partition(".")[0]
-        return f"{absent[1]} does not go with the other settings of {group}; leave it out, or choose another {group}"
+        return f"there is no {group}={option}{nearest(option, options_of(group) or error.options or [])}"
+    with contextlib.suppress(HydraException, OmegaConfBaseException):
+        chosen = [word for word in with_files(declaration, parsed) if word.lstrip("+~").partition("=")[0] in groups]
+        composed = flatten(plain_settings(hydra.compose(name, chosen), is_complete=False))
+        for each in parsed:
+            key, (group, _, rest) = key_of(each), key_of(each).partition(".")
+            if rest and not each.is_add() and not any(f"{known}.".startswith(f"{key}.") for known in composed):
+                option = rest.partition(".")[0]
+                remedy = f"add {group}={option}" if option in options_of(group) else f"choose another {group}"
+                return f"{key} does not go with the other settings of {group}; leave it out, or {remedy}"
     return ": ".join([line.strip() for line in str(error).splitlines() if line.strip()][:2])

@@ -5,9 +5,8 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass as plain_dataclass
 from dataclasses import field, replace
-from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic.dataclasses import dataclass
 
@@ -27,7 +26,9 @@ from tril.model.training.settings import (
     TrainingConfig,
 )
 from tril.scripts.cli.errors import UserError, user_errors
-from tril.scripts.cli.process import n_started
+
+if TYPE_CHECKING:
+    from tril.model.training.hardware import Hardware
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 GROUPS = {
@@ -41,6 +42,7 @@ GROUPS = {
 }
 FOR_TRAINING = ("backend", "checkpoint_activations", "embd_dropout", "attn_dropout", "resid_dropout")  # of a model
 FOLDER = "hydra.run.dir"  # of a run
+PATHS = ("path", "val_path", "cache_dir")  # below `data:`
 OPEN = ("callbacks", "logger")  # groups in which configs/ and the command line add a _target_ under a name
 
 
@@ -61,7 +63,7 @@ class TrainCommand:
 
 @plain_dataclass(frozen=True, kw_only=True)
 class RunConfig(TrainingConfig):
-    """The settings of a run. `of` checks them, `on_this_machine` and `fitted` complete them.
+    """The settings of a run. `of` checks them; `complete` adds what the machine and the text decide.
 
     Attributes:
         targets: callbacks and loggers with a `_target_`: dotted key -> `_target_` and arguments.
@@ -89,15 +91,13 @@ class RunConfig(TrainingConfig):
                 if not isinstance(settings.get(name, {}), Mapping):
                     remedy = f"change one, such as {name}.KEY=VALUE"
                     raise ValueError(f"{name}={as_typed(settings[name])} must be a group of settings; {remedy}")
-            groups = {name: dict(settings.get(name, {})) for name in GROUPS}
             targets = targets_of(settings)
-            groups["callbacks"] = {
-                name: value for name, value in groups["callbacks"].items() if f"callbacks.{name}" not in targets
-            }
+            groups = {name: dict(settings.get(name, {})) for name in GROUPS}
+            groups["callbacks"] = {k: v for k, v in groups["callbacks"].items() if f"callbacks.{k}" not in targets}
             top = {key: settings[key] for key in defaults(TopLevelConfig) if key in settings}
             config = cls(
                 top=build(TopLevelConfig, top),
-                data=parse(settings.get("data", {})),
+                data=parse(with_absolute_paths(settings.get("data", {}))),
                 targets=targets,
                 **{name: build(GROUPS[name], values, name) for name, values in groups.items()},
             )
@@ -107,65 +107,11 @@ class RunConfig(TrainingConfig):
                 refuse_unused([*parts, ("data", config.data.source)], given)
         return config
 
-    def to_dict(self) -> dict[str, Any]:
-        """Nested plain values, of which `of` makes the same settings, apart from the targets."""
-        groups = {name: plain(getattr(self, name)) for name in GROUPS if name != "sweep"}
-        return {**plain(self.top), "data": data_settings(self.data), **groups}
-
-    def resolved(self) -> dict[str, Any]:
-        """The settings as dotted keys and plain values, with the values that "auto" became."""
-        assert self.hardware is not None
-        return flatten(self.to_dict()) | {
-            "compile": self.hardware.compile,
-            "trainer.precision": self.hardware.precision,
-            "trainer.accelerator": self.hardware.accelerator,
-        }
-
-    def canonical(self) -> dict[str, Any]:
-        """What a run computes, as nested plain values: equal for two runs whose results are necessarily equal."""
-        callbacks = {key: node for key, node in self.targets.items() if key.startswith("callbacks.")}
-        values = self.to_dict() | {"targets": plain(callbacks)}
-        same = {"model": plain(self.model.canonical()), "optim": plain(self.optim.canonical())}
-        return {key: value for key, value in (values | same).items() if key != "checkpoint"}
-
-    def on_this_machine(self, *, one_process: bool = False) -> "RunConfig":
-        """The settings with the hardware that they choose; imports torch.
+    def complete(self, hardware: "Hardware", vocab_size: int) -> "RunConfig":
+        """The settings with what the machine and the text decide: precision, compilation and the vocabulary.
 
         Args:
-            one_process: the run cannot start further processes.
-
-        Raises:
-            UserError: this machine lacks what they need.
-        """
-        from tril.data.cache import keep_compiled_code
-
-        keep_compiled_code()  # before torch looks for a compiler
-        from tril.model.gpt import check_memory
-        from tril.model.training.hardware import select_hardware
-
-        trainer = self.trainer
-        with user_errors():
-            check_memory(self.model)
-            hardware = select_hardware(trainer.accelerator, trainer.precision, self.top.compile)
-            most = max(8, os.cpu_count() or 1)  # more processes than cores are for tests
-            if hardware.accelerator == "cpu" and trainer.devices != "auto" and trainer.devices > most:
-                raise ValueError(f"trainer.devices={trainer.devices} must be at most {most} on this machine's CPU")
-            config = replace(self, hardware=hardware)
-            if trainer.is_distributed and one_process:
-                chosen = f"trainer.strategy={trainer.strategy} with trainer.devices={trainer.devices}"
-                raise ValueError(f"{chosen} starts processes; use tril train in a terminal, or trainer=default")
-            started, nodes = n_started(), trainer.num_nodes
-            if config.devices != started and (started > 1 or nodes > 1):
-                product = f"trainer.devices={config.devices // nodes} * trainer.num_nodes={nodes}"
-                number = "the number of processes that torchrun or srun started"
-                raise ValueError(f"{product} must be {started}, {number}; change one of them")
-        return config
-
-    def fitted(self, vocab_size: int) -> "RunConfig":
-        """The settings with the vocabulary of the text.
-
-        Args:
-            vocab_size: of the tokenizer. A larger model.vocab_size stays.
+            vocab_size: of the tokenizer. A larger model.vocab_size is kept.
 
         Raises:
             UserError: the settings do not fit the text.
@@ -175,7 +121,26 @@ class RunConfig(TrainingConfig):
             if chosen < vocab_size:
                 needed = f"too small for the tokenizer's {vocab_size} tokens; raise it, or leave it null"
                 raise ValueError(f"model.vocab_size={chosen} is {needed}")
-        return replace(self, model=replace(self.model, vocab_size=chosen))
+        model = replace(self.model, vocab_size=chosen)
+        modes = {None: False, "default": True}
+        top = replace(self.top, compile=modes.get(hardware.compile, hardware.compile))
+        trainer = replace(self.trainer, precision=hardware.precision)
+        return replace(self, model=model, top=top, trainer=trainer, hardware=hardware)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Nested plain values, of which `of` makes the same settings, apart from the targets.
+
+        config.yaml has them, and a checkpoint, there with dotted keys.
+        """
+        groups = {name: plain(getattr(self, name)) for name in GROUPS if name != "sweep"}
+        return {**plain(self.top), "data": data_settings(self.data), **groups}
+
+    def canonical(self) -> dict[str, Any]:
+        """What a run computes, as nested plain values: equal for two runs whose results are necessarily equal."""
+        callbacks = {key: node for key, node in self.targets.items() if key.startswith("callbacks.")}
+        values = self.to_dict() | {"targets": plain(callbacks)}
+        same = {"model": plain(self.model.canonical()), "optim": plain(self.optim.canonical())}
+        return {key: value for key, value in (values | same).items() if key != "checkpoint"}
 
     @property
     def devices(self) -> int:
@@ -281,10 +246,9 @@ def refuse_unused(groups: Iterable[tuple[str, Any]], given: Mapping[str, str]) -
                 raise ValueError(f"{key}={given[key]} has no effect without {need}; leave it out, or set that")
 
 
-@cache
-def known_settings() -> dict[str, Setting]:
-    """What the groups of a run and all kinds of text declare, by dotted key."""
-    texts = [("data", kind) for kind in SOURCES.values()]
+def known_settings(source: str | None = None) -> dict[str, Setting]:
+    """What the groups of a run and the text `source` declare, or all texts, by dotted key."""
+    texts = [("data", kind) for name, kind in SOURCES.items() if source in (None, name)]
     groups = [("", TopLevelConfig), *GROUPS.items(), *texts, ("data", DataConfig)]
     return {each.key: each for prefix, group in groups for each in declared(group, prefix)}
 
@@ -301,10 +265,36 @@ def data_settings(data: DataConfig) -> dict[str, Any]:
     return plain(common) | plain(data.source) | {"source": source}
 
 
+def with_absolute_paths(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings below `data:` whose paths do not depend on the working directory, in which a run may be resumed."""
+
+    def absolute(value: Any) -> Any:
+        if isinstance(value, list):
+            return [*map(absolute, value)]
+        return os.path.abspath(os.path.expanduser(value)) if isinstance(value, str) and value else value
+
+    data = {key: absolute(value) if key in PATHS else value for key, value in data.items()}
+    if isinstance(tokenizer := data.get("tokenizer"), Mapping) and tokenizer.get("kind") == "file":
+        data["tokenizer"] = {**tokenizer, "path": absolute(tokenizer.get("path"))}
+    return data
+
+
 def flatten(tree: Mapping[str, Any], separator: str = ".") -> dict[str, Any]:
-    """{"a": {"b": 1}} -> {"a.b": 1}. An empty mapping stays."""
+    """{"a": {"b": 1}} -> {"a.b": 1}. An empty mapping is kept."""
     flat = {}
     for key, value in tree.items():
         below = flatten(value, separator) if isinstance(value, Mapping) and value else None
         flat |= {key: value} if below is None else {f"{key}{separator}{name}": item for name, item in below.items()}
     return flat
+
+
+def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """The inverse of `flatten`."""
+    tree: dict[str, Any] = {}
+    for key, value in flat.items():
+        *groups, name = str(key).split(".")
+        node = tree
+        for group in groups:
+            node = node.setdefault(group, {})
+        node[name] = value
+    return tree

@@ -1,6 +1,7 @@
 """A user's mistake is one line: value, limit, remedy; exit status 2. Names of programs and settings in such lines."""
 
 import contextlib
+import io
 import os
 import shlex
 import sys
@@ -13,8 +14,8 @@ from tril.data.settings import explain, nearest, printable
 OTHER_NAMES = {
     "model.context_length": "block_size seq_len max_seq_length",
     "model.dim": "n_embd d_model hidden_size",
-    "model.n_layers": "n_layer num_layers num_hidden_layers",
-    "model.n_heads": "n_head num_heads num_attention_heads",
+    "model.n_layers": "n_layer layers num_layers num_hidden_layers",
+    "model.n_heads": "n_head heads num_heads num_attention_heads",
     "model.n_kv_heads": "n_query_groups num_key_value_heads",
     "model.resid_dropout": "dropout",
     "data": "dataset",
@@ -40,13 +41,11 @@ MEANT = {name: key for key, names in OTHER_NAMES.items() for name in names.split
 REMARKS = {
     "optim.lr_scale": " It multiplies all rates; AdamW alone, with a rate of your own, is optim=adamw optim.lr=RATE"
 }
-
-
 CONSOLE = "TRIL_CONSOLE"  # the variable that is set where the `tril` command started the program
 
 
 class UserError(ValueError):
-    """A mistake in what the user typed. Its message is one line: value, limit, remedy. Notes list parts of a grid."""
+    """A mistake of the user. Its message is one line: value, limit, remedy. Notes list parts of a grid."""
 
 
 @contextlib.contextmanager
@@ -54,10 +53,45 @@ def user_errors() -> Iterator[None]:
     """Turns a ValueError or OSError of the block into a UserError. Wrap only code that reads the user's input."""
     try:
         yield
-    except UserError:
+    except (UserError, BrokenPipeError):
         raise
     except (ValueError, OSError) as error:
         raise UserError(message_of(error)) from error
+
+
+@contextlib.contextmanager
+def one_line() -> Iterator[None]:
+    """A UserError of the block, and an output that cannot be written, end the process with one line or none."""
+    if sys.stdout is None:  # closed, as with >&-
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a character that the terminal lacks is not an error
+        sys.stdout.reconfigure(errors="replace")
+    status, message = 0, None
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()  # here, and not at exit: the reader of a pipe may be gone, also after --help
+        return
+    except UserError as error:
+        fail(error)
+    except BrokenPipeError:  # `--help | head`
+        status = 141  # 128 + SIGPIPE
+    except OSError as error:
+        if error.filename is not None or not _output_fails():
+            raise
+        status, message = 2, f"cannot write the output: {error.strerror}; direct it somewhere else"
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python's flush at exit fails
+    fail(message, status) if message else sys.exit(status)
+
+
+def _output_fails() -> bool:
+    """Whether standard output, with what it still holds, cannot be written."""
+    try:
+        print(end="", flush=True)
+    except OSError:
+        return True
+    return False
 
 
 def message_of(error: Exception) -> str:
@@ -80,6 +114,22 @@ def unknown_setting(key: str, known: Collection[str]) -> str:
     return f"there is no setting {key}{text if 'did you mean' in text else '; --help=all lists all'}"
 
 
+def unreadable(argument: str, known: Collection[str]) -> str:
+    """The message for an argument that is not key=value, or whose value Hydra's grammar does not read."""
+    key, equals, value = argument.partition("=")
+    if argument.startswith("-"):
+        name = key.lstrip("-").replace("-", "_")
+        return f"{argument}: settings have no dashes; write {MEANT.get(name, name)}={value or 'VALUE'}"
+    remedy = "settings are written key=value"
+    if equals:
+        remedy = f"put quotes within quotes, \"{key}='...'\""
+    elif "experiment" in known and key.endswith((".py", ".yaml")):
+        remedy += ", and a recipe is experiment=NAME"
+    elif "experiment" in known and key not in known and (Path(key).exists() or Path(key).suffix):
+        remedy = f"to train on a file, write data.path={key}"
+    return f"cannot read {argument!r}; {remedy}"
+
+
 def fail(message: object, status: int = 2) -> None:
     """Prints the error in one line, its notes in lines of their own, and exits."""
     print(f"error: {printable(' '.join(str(message).splitlines()))}", file=sys.stderr)
@@ -88,7 +138,7 @@ def fail(message: object, status: int = 2) -> None:
     sys.exit(status)
 
 
-def command(script: str, *settings: str) -> str:
+def shell_command(script: str, *settings: str) -> str:
     """How the user starts a script: `tril report` from the console command, else `python scripts/report.py`.
 
     Args:

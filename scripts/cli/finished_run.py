@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tril.scripts.cli.resume import read_saved
+from tril.scripts.cli.config import unflatten
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,25 +27,23 @@ class TrainedRun:
 
 
 def read_run(path: Path) -> TrainedRun:
-    """Reads a checkpoint file and the config.yaml of its run.
-
-    Raises:
-        FileNotFoundError: the checkpoint is not in a run folder.
-    """
-    data = read_saved(path)["data"]
+    """Reads a checkpoint file, which has the settings of its run."""
     from tril.model.checkpoint import Checkpoint
 
-    return TrainedRun(Checkpoint.read(path), data)
+    checkpoint = Checkpoint.read(path)
+    return TrainedRun(checkpoint, unflatten(checkpoint.settings).get("data", {}))
 
 
 def prepared_text(run: TrainedRun) -> "PreparedText":
     """The text of a run.
 
     Raises:
-        ValueError: it has changed since.
+        ValueError: it has changed since, or the checkpoint does not name it.
     """
     from tril.data.config import parse
 
+    if not run.data:
+        raise ValueError(f"{run.checkpoint.path} does not say on which text it was trained; name a run")
     prepared = parse(run.data).prepare()
     now, before = prepared.meta["fingerprint"][:12], run.checkpoint.data["fingerprint"][:12]
     if now != before:

@@ -36,13 +36,12 @@ def print_help(
         every: list all settings, and not only the command's own and the common ones of a run.
     """
     flat = flatten(values)
-    # another kind of text has others below data.
-    known = {key: each for key, each in settings.items() if key in flat or not key.startswith("data.")}
-    shown = {key: each for key, each in known.items() if every or each.common or key in own}
-    more = f"; --help=all lists all {len(known)}" if len(shown) < len(known) else ""
+    settings = {key: each for key, each in settings.items() if key.partition(".")[0] in values}  # evaluate has no text
+    shown = {key: each for key, each in settings.items() if every or each.common or key in own}
+    more = f"; --help=all lists all {len(settings)}" if len(shown) < len(settings) else ""
     lines = [description.strip(), "", f"Settings (key=value){more}", ""]
     for key, setting in shown.items():
-        lines += entry_lines(f"{key}={as_typed(flat.get(key, setting.default))}", help_of(setting))
+        lines += entry_lines(f"{key}={as_typed(flat.get(key))}", help_of(setting))
     groups = [group for group in reversed([*options]) if not group.startswith("hydra/")]  # as in the yaml file
     if "experiment" in groups:
         groups += [ADDED] * (ADDED not in groups)

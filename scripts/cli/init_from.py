@@ -1,6 +1,7 @@
 """`init_from`: a new run from the weights, the config and the tokenizer of another model."""
 
 import hashlib
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -9,8 +10,8 @@ from tril.data.cache import make_folder, resolve_cache_dir
 from tril.data.settings import defaults
 from tril.model.atomic_files import write_text
 from tril.model.runs import find_checkpoint
-from tril.scripts.cli.app import CommandLine
-from tril.scripts.cli.config import FOR_TRAINING, TrainCommand
+from tril.scripts.cli.app import Composed
+from tril.scripts.cli.config import FOR_TRAINING
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -38,14 +39,14 @@ class Source(NamedTuple):
     lineage: dict[str, Any]
 
 
-def take_over(line: CommandLine[TrainCommand]) -> tuple[dict[str, Any], Source]:
+def take_over(source: str, composed: Composed) -> tuple[dict[str, Any], Source]:
     """The settings of a new run with the model and the tokenizer that `init_from` names, and this model.
 
     Raises:
         ValueError: settings that contradict the source, or a source that cannot be read.
         OSError: there is no source.
     """
-    source, settings, given = str(line.own.init_from), line.settings, line.given
+    settings, given = composed.settings, composed.given
     if not source:  # as in experiment=finetune
         valid = f"must be a checkpoint, the folder of a run, {HF}FOLDER, {HF}ORG/NAME or {NANOGPT}FILE"
         raise ValueError(f"init_from={source} {valid}; add init_from=RUN")
@@ -73,14 +74,14 @@ def read_source(source: str, tokenizer: Mapping[str, Any] | None) -> "tuple[Chec
     if source.startswith(NANOGPT):
         from tril.model.interop.nanogpt import read_nanogpt
 
-        path = Path(source.removeprefix(NANOGPT)).expanduser()
+        path = Path(os.path.expanduser(source.removeprefix(NANOGPT)))
         chosen = None if tokenizer is None else chosen_tokenizer(tokenizer, source)
         return read_nanogpt(path, chosen), str(path.absolute())
     if source.startswith(HF):
         from tril.model.interop.hf import download, is_hub_name, read_hf
 
         name = source.removeprefix(HF)
-        folder, commit = download(name) if is_hub_name(name) else (Path(name).expanduser(), None)
+        folder, commit = download(name) if is_hub_name(name) else (Path(os.path.expanduser(name)), None)
         return read_hf(folder), f"{HF}{commit}" if commit else str(folder.absolute())
     from tril.model.checkpoint import Checkpoint
 

@@ -1,66 +1,63 @@
-"""A run that goes on: its settings, and the comparison with its checkpoint.
+"""A run that goes on, with the settings of its checkpoint.
 
-The folder of a run can come from somebody else, so its settings are data: plain values of known settings. A `_target_`,
-which names code, counts only on the command line and in configs/.
+A checkpoint can come from somebody else, so its settings are data: plain values of known settings. A `_target_`, which
+names code, counts only on the command line and in configs/.
 """
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tril.data.settings import typed as as_typed
-from tril.model.runs import SETTINGS, SUMMARY, Run, find_checkpoint, newest, run_folder
-from tril.scripts.cli.app import CommandLine
-from tril.scripts.cli.config import FOLDER, FOR_TRAINING, RunConfig, TrainCommand, flatten, is_given, known_settings
+from tril.model.runs import SETTINGS, SUMMARY, Run, find_checkpoint, newest
+from tril.scripts.cli.app import Composed
+from tril.scripts.cli.config import FOR_TRAINING, RunConfig, is_given, known_settings, unflatten
 from tril.scripts.cli.process import shared_source, warn
 
 if TYPE_CHECKING:
     from tril.model.checkpoint import Checkpoint
 
-# A resumed run may differ from its checkpoint in these without a word; in others only if they are given.
-FREE = (
-    *("checkpoint.", "data.", "callbacks.progress", "callbacks.samples", "callbacks.heads"),
-    *("trainer.accelerator", "trainer.log_every_n_steps"),
+OF_OPTIM = ("lr", "muon_lr", "lr_scale", "betas", "weight_decay", "muon_weight_decay", "momentum", "schedule")
+MAY_CHANGE = (  # settings, and groups with all that is in them, that a resumed run takes from the command line
+    *("trainer", "callbacks", "checkpoint", "logger", "compile", "data.path", "data.cache_dir", "data.val_batch_size"),
+    *(f"optim.{name}" for name in OF_OPTIM),
+    *(f"model.{name}" for name in FOR_TRAINING),
 )
-OF_THE_WINDOWS = ("data.batch_size", "data.document_mask")  # these are compared too
-FIXED = ("model.", "optim.kind")  # with others, the weights would be other weights
 
 
-def resume(line: CommandLine[TrainCommand]) -> "tuple[dict[str, Any], Checkpoint]":
+def resumed(source: str, composed: Composed) -> "tuple[RunConfig, Checkpoint]":
     """The settings of a run that goes on, with those that are given in their place, and its checkpoint.
 
+    Args:
+        source: latest, a run's folder or a checkpoint.
+
     Raises:
-        ValueError: a setting that a run cannot change, or a damaged config.yaml or checkpoint.
-        OSError: no checkpoint or no config.yaml.
+        ValueError: a setting that a run cannot change, or a damaged checkpoint.
+        OSError: there is no checkpoint.
     """
     from tril.model.checkpoint import Checkpoint, read_state
 
-    changes = {key: value for key, value in line.given.items() if key != "resume"}
-    for key, value in changes.items():
-        if key not in ("seed", "compile", "logger") and ("." not in key or key == FOLDER):
-            cause = "a run goes on in its folder with its own settings"
-            remedy = "change single ones, such as trainer.max_steps=2000"
-            raise ValueError(f"{key}={value} cannot be combined with resume: {cause}; {remedy}")
-    source = shared_source(str(line.own.resume))
+    given = {key: text for key, text in composed.given.items() if key != "resume"}
+    for key, text in given.items():
+        if not is_given(MAY_CHANGE, key) or key in ("trainer", "callbacks"):  # a choice sets the whole group
+            remedy = f"leave it out, or start a new run; resume goes with {', '.join(MAY_CHANGE)}"
+            raise ValueError(f"{key}={text} cannot change in a run that goes on; {remedy}")
+    source = shared_source(source)
     path = find_checkpoint(newest("run", SETTINGS).parent if source == "latest" else source, prefer=("last",))
-    settings = read_saved(path)
-    values = {key: value for key, value in flatten(settings).items() if value is not None}
-    if code := [key for key in values if key.endswith("_target_") or key.startswith("logger.")]:
-        remedy = f"remove it from {run_folder(path) / SETTINGS}, and give it on the command line if you trust it"
-        raise ValueError(f"the saved {code[0]} is not taken from a saved run; {remedy}")
-    for key in changes:
-        copy_setting(key, line.settings, settings)
     state = read_state(path)
     if "loops" not in state:
-        cause = "holds a model without the state of its training"
-        raise ValueError(f"{path} {cause}; name the checkpoint of a run")
+        raise ValueError(f"{path} holds a model without the state of its training; name the checkpoint of a run")
     checkpoint = Checkpoint.of(state, path)
-    tokenizer = settings["data"].get("tokenizer", {})
-    if tokenizer.get("kind") == "file" and not Path(str(tokenizer.get("path"))).is_file():
-        from tril.scripts.cli.init_from import keep_tokenizer  # which imports tokenizers
+    if code := [key for key in checkpoint.settings if key.startswith("logger") or "_target_" in key]:
+        raise ValueError(f"the saved {code[0]} is not taken from a checkpoint; give it on the command line")
+    settings = unflatten(checkpoint.settings)
+    for key in given:
+        copy_setting(key, composed.settings, settings)
+    tokenizer = settings.get("data", {}).get("tokenizer", {})
+    if tokenizer.get("kind") == "file" and not Path(str(tokenizer.get("path"))).is_file():  # the checkpoint has it too
+        from tril.scripts.cli.init_from import keep_tokenizer
 
-        tokenizer["path"] = str(keep_tokenizer(checkpoint.tokenizer))  # the checkpoint has it too
-    return settings, checkpoint
+        tokenizer["path"] = str(keep_tokenizer(checkpoint.tokenizer))
+    return RunConfig.of(settings, given), checkpoint
 
 
 def copy_setting(key: str, source: Mapping[str, Any], target: dict[str, Any]) -> None:
@@ -72,32 +69,8 @@ def copy_setting(key: str, source: Mapping[str, Any], target: dict[str, Any]) ->
     target[name] = source.get(name)
 
 
-def read_saved(checkpoint: Path) -> dict[str, Any]:
-    """The content of the config.yaml of the run that wrote a checkpoint.
-
-    Raises:
-        FileNotFoundError: there is no config.yaml.
-        ValueError: it is damaged.
-    """
-    folder = run_folder(checkpoint)
-    path = folder / SETTINGS
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} does not exist, so the data of {checkpoint} are unknown; name a run's folder")
-    saved = Run(folder).settings
-    if not isinstance(saved.get("data"), dict):
-        raise ValueError(f"{path} does not have the settings of a run; restore it, or start a new run")
-    return saved
-
-
-def check_resumed(checkpoint: "Checkpoint", config: RunConfig, fingerprint: str, given: Mapping[str, str]) -> None:
-    """Compares a run that goes on with its checkpoint. Other code or another torch is a warning.
-
-    Args:
-        fingerprint: of the prepared text.
-
-    Raises:
-        ValueError: the model, the text or a setting differs, and may not, or is not given on the command line.
-    """
+def check_text(checkpoint: "Checkpoint", fingerprint: str) -> None:
+    """Raises ValueError if the prepared text is another one. Other code or another torch is a warning."""
     import torch
 
     from tril.model.checkpoint import code_sha256
@@ -105,16 +78,6 @@ def check_resumed(checkpoint: "Checkpoint", config: RunConfig, fingerprint: str,
     if fingerprint != (before := checkpoint.data["fingerprint"]):
         differs = f"the data (fingerprint {fingerprint[:12]}) must be those of {checkpoint.path} ({before[:12]})"
         raise ValueError(f"{differs}: the text, its split or its tokenizer changed; restore them, or start a new run")
-    new, old, written = config.resolved(), checkpoint.settings, flatten(config.to_dict())
-    for key in dict.fromkeys([*old, *new]):
-        before, now = old.get(key), new.get(key)
-        if now == before or key.startswith(FREE) and key not in OF_THE_WINDOWS:
-            continue
-        differs = f"{key}={as_typed(now)} must be {as_typed(before)}, as in {checkpoint.path}"
-        if key.startswith(FIXED) and key.removeprefix("model.") not in FOR_TRAINING:
-            raise ValueError(f"{differs}; leave it out, or start a new run")
-        if not is_given(given, key):
-            raise ValueError(f"{differs}; to change it, add {key}={as_typed(written.get(key, now))}")
     before, now = (version.rpartition(".")[0] for version in (checkpoint.torch_version, torch.__version__))
     code_before, code = (checkpoint.code or "")[:12], code_sha256()[:12]
     for name, old, new in (("torch", before, now), ("the code of Tril", code_before, code)):

@@ -1,6 +1,7 @@
 """The steps of a run that have errors of their own: its folder, its loggers, its minutes and its training."""
 
 import contextlib
+import os
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from tril.data.cache import keep_compiled_code
 from tril.model.atomic_files import remove_leftovers, write_text
 from tril.model.runs import (
     CHECKPOINTS,
@@ -24,8 +26,8 @@ from tril.model.runs import (
     remove_if_empty,
     run_folder,
 )
-from tril.scripts.cli.config import FOLDER, RunConfig, is_given
-from tril.scripts.cli.errors import UserError, check_writable, command, message_of, user_errors
+from tril.scripts.cli.config import FOLDER, RunConfig, flatten, is_given
+from tril.scripts.cli.errors import UserError, check_writable, message_of, shell_command, user_errors
 from tril.scripts.cli.process import n_started, process_rank, shared_folder
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from tril.data.datamodule import TextDataModule
     from tril.model.checkpoint import Checkpoint
     from tril.model.gpt import GPT
+    from tril.model.training.hardware import Hardware
     from tril.model.training.module import TrainingModule
     from tril.model.training.time_budget import PlanSteps
 
@@ -84,9 +87,39 @@ def open_run(chosen: str | None, checkpoint: "Checkpoint | None") -> Iterator[Ru
         try:
             yield run
         finally:
-            if process_rank() == 0 and {path.name for path in folder.iterdir()} <= {LOCK}:
+            if process_rank() == 0 and folder.is_dir() and {path.name for path in folder.iterdir()} <= {LOCK}:
                 (folder / LOCK).unlink(missing_ok=True)
                 remove_if_empty(folder)
+
+
+def choose_hardware(config: RunConfig, *, one_process: bool = False) -> "Hardware":
+    """The hardware that the settings of a run choose; imports torch.
+
+    Args:
+        one_process: the run cannot start further processes.
+
+    Raises:
+        ValueError: this machine lacks what they need.
+    """
+    keep_compiled_code()  # before torch looks for a compiler
+    from tril.model.gpt import check_memory
+    from tril.model.training.hardware import select_hardware
+
+    check_memory(config.model)
+    trainer = config.trainer
+    hardware = select_hardware(trainer.accelerator, trainer.precision, config.top.compile)
+    most = max(8, os.cpu_count() or 1)  # more processes than cores are for tests
+    if hardware.accelerator == "cpu" and trainer.devices != "auto" and trainer.devices > most:
+        raise ValueError(f"trainer.devices={trainer.devices} must be at most {most} on this machine's CPU")
+    if trainer.is_distributed and one_process:
+        chosen = f"trainer.strategy={trainer.strategy} with trainer.devices={trainer.devices}"
+        raise ValueError(f"{chosen} starts processes; use tril train in a terminal, or trainer=default")
+    started, nodes, devices = n_started(), trainer.num_nodes, replace(config, hardware=hardware).devices
+    if devices != started and (started > 1 or nodes > 1):
+        product = f"trainer.devices={devices // nodes} * trainer.num_nodes={nodes}"
+        number = "the number of processes that torchrun or srun started"
+        raise ValueError(f"{product} must be {started}, {number}; change one of them")
+    return hardware
 
 
 def sweep_of(folder: str | Path) -> Path | None:
@@ -124,22 +157,6 @@ def instantiate(targets: Mapping[str, Mapping[str, Any]], folder: Path) -> "tupl
             raise ValueError(f"{given} is no {kind.__name__.lower()} of Lightning; correct it")
         made.append(built)
     return callbacks, loggers
-
-
-def prepare_text(config: RunConfig) -> "TextDataModule":
-    """The text in tokens, from the cache if it is there.
-
-    Raises:
-        ValueError: the text is too short for the windows, or cannot be read.
-        OSError: it does not exist.
-    """
-    from tril.data.datamodule import TextDataModule
-
-    data = TextDataModule(config.data, context_length=config.model.context_length, seed=config.top.seed)
-    data.prepare_data()
-    for loader in (data.train_dataloader, data.val_dataloader):
-        loader()  # raises if the text is too short
-    return data
 
 
 def plan_minutes(
@@ -203,7 +220,7 @@ def build_module(
         eot=data.config.tokenizer.eot,
         data=data.meta | {"prompt": data.prompt},
         lineage=lineage,
-        settings=config.resolved(),
+        settings=flatten(config.to_dict()),
         code=code_sha256(),
     )
     return TrainingModule(
@@ -255,8 +272,10 @@ def fit_run(
             data,
             checkpoint=None if checkpoint is None else checkpoint.path,
             settings=settings,
-            sample=command("sample"),
+            sample=shell_command("sample"),
         )
+    except BrokenPipeError:
+        raise
     except OSError as error:
         remedy = f"continue with resume={run.folder}" if is_resumable(run.folder) else "start again"
         raise UserError(f"{one_line(str(error))}; mend the cause, such as a full disk, and {remedy}") from error

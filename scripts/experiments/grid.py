@@ -4,13 +4,14 @@ import copy
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -19,6 +20,7 @@ from tril.model.formats import plain_table
 from tril.scripts.cli.app import explain, plain_settings
 from tril.scripts.cli.config import CONFIGS, RunConfig
 from tril.scripts.cli.errors import UserError, message_of
+from tril.scripts.cli.run import choose_hardware
 from tril.scripts.experiments.sweep import label_of, text_of
 
 VALUE = re.compile(r"(seed|(\+\+)?\w+(\.\w+)+)=")  # an override that sets a value, not the choice of a group
@@ -85,7 +87,7 @@ def compose_grid(composer: "Composer") -> tuple[list[PlannedRun], list[Rejected]
         parsed = composer.parser.parse_overrides(swept + list(composer.config.hydra.overrides.task))
         [grid] = BasicSweeper.split_arguments(parsed, None)
     except HydraException as error:
-        raise UserError(explain(error, composer.config_name, swept)) from error
+        raise UserError(explain(error, composer.config_name, [])) from error
     runs: dict[str, PlannedRun] = {}
     rejected = []
     for overrides in ([text for text in combination if not text.startswith("sweep.")] for combination in grid):
@@ -95,7 +97,7 @@ def compose_grid(composer: "Composer") -> tuple[list[PlannedRun], list[Rejected]
             continue
         first = runs.setdefault(run.identity, run)
         if first is not run:
-            differing = " ".join(text for text in first.overrides if text not in overrides)
+            differing = " ".join(text for text in first.overrides if text not in run.overrides)
             rejected.append(Rejected(overrides, f"the same run as {differing}: the difference has no effect"))
     return list(runs.values()), rejected
 
@@ -115,9 +117,11 @@ class Composer:
         """The run of these overrides, if they are valid."""
         try:
             settings = self.settings(overrides)
-            return PlannedRun(overrides, settings, RunConfig.of(settings).on_this_machine())
+            config = RunConfig.of(settings)
+            words = as_arguments(self.parser.parse_overrides(overrides))
+            return PlannedRun(words, settings, replace(config, hardware=choose_hardware(config)))
         except OmegaConfBaseException as error:  # raised while a value is read
-            return Rejected(overrides, explain(error, self.config_name, overrides))
+            return Rejected(overrides, explain(error, self.config_name, self.parser.parse_overrides(overrides)))
         except (ValueError, OSError) as error:
             return Rejected(overrides, message_of(error))
 
@@ -139,7 +143,17 @@ class Composer:
                 self.loader.load_sweep_config(self.config, overrides)
             except (HydraException, OmegaConfBaseException) as hydras_error:  # says more about an unknown key
                 cause = hydras_error
-            raise ValueError(explain(cause, self.config_name, overrides)) from cause
+            parsed = self.parser.parse_overrides(overrides)
+            raise ValueError(explain(cause, self.config_name, parsed)) from cause
+
+
+def as_arguments(parsed: Sequence[Override]) -> list[str]:
+    """The overrides as arguments of train.py, which takes a text without the quotes of Hydra's grammar."""
+    values = [each.value() for each in parsed]
+    return [
+        f"{each.get_key_element()}={value}" if isinstance(value, str) else str(each.input_line)
+        for each, value in zip(parsed, values, strict=True)
+    ]
 
 
 def report_rejected(runs: Sequence[PlannedRun], rejected: Sequence[Rejected], *, skip_invalid: bool) -> None:
@@ -210,7 +224,8 @@ def fit_to_text(runs: Sequence[PlannedRun]) -> tuple[list[PlannedRun], list[Reje
             text = data.prepare()
             TrainWindows(text.tokens("train"), length, data.batch_size, run.seed)  # raises if the text is too short
             ValWindows(text.tokens("val"), length, data.batch_size)
-            run.config = run.config.fitted(text.meta["vocab_size"])
+            assert run.config.hardware is not None
+            run.config = run.config.complete(run.config.hardware, text.meta["vocab_size"])
         except (ValueError, OSError) as error:
             rejected.append(Rejected(run.overrides, message_of(error)))
             continue

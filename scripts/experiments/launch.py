@@ -21,7 +21,7 @@ from tril.model.atomic_files import write_json
 from tril.model.formats import clock
 from tril.model.runs import ROOTS, SWEEP, new_folder, state_of
 from tril.scripts.cli.app import plain_settings, quoted
-from tril.scripts.cli.errors import UserError, command, fail, user_errors
+from tril.scripts.cli.errors import UserError, fail, shell_command, user_errors
 from tril.scripts.experiments import grid, run_process
 from tril.scripts.experiments.sweep import Run, read_json
 
@@ -52,7 +52,7 @@ class Sweep(Callback):
         missing = [f"{folder} ({state})" for folder, state in states.items() if state != "finished"]
         print(f"\n{compared(self.folder)}\n", flush=True)
         finished = f"{len(entries) - len(missing)} of {len(entries)} runs are finished"
-        print(f"{finished}; {command('report', f'dir={self.folder}')}", flush=True)
+        print(f"{finished}; {shell_command('report', f'dir={self.folder}')}", flush=True)
         if missing:
             print(f"NOT finished: {'; '.join(missing)}; start the same command again to continue", flush=True)
             sys.exit(1)
@@ -199,7 +199,7 @@ def with_launch(index: dict, runs: Sequence[dict], script: str = "train") -> dic
     seeds = sorted({run["seed"] for run in runs} - {run["seed"] for run in index["runs"]})
     is_new = bool(planned - {run["folder"] for run in index["runs"]})
     now = datetime.now().astimezone().isoformat(timespec="seconds")
-    launch = {"seeds": seeds, "date": now, "command": command(script, *sys.argv[1:])}
+    launch = {"seeds": seeds, "date": now, "command": shell_command(script, *sys.argv[1:])}
     merged = [*runs, *(run for run in index["runs"] if run["folder"] not in planned)]
     return index | {"runs": merged, "launches": [*index["launches"], *[launch] * is_new]}
 

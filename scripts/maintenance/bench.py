@@ -34,6 +34,7 @@ from tril.model.training.summary import code_version
 from tril.scripts.cli.app import compose
 from tril.scripts.cli.config import RunConfig
 from tril.scripts.cli.errors import UserError, fail
+from tril.scripts.cli.run import choose_hardware
 
 TRAIN = (sys.executable, "-m", "tril.train")
 STEP_TIME = r"time ([0-9.]+)ms"  # of a step, in the output of nanoGPT
@@ -58,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         line = compose("train", options.settings)
         config = RunConfig.of(line.settings, line.given)
-        config = config.fitted(config.data.prepare().meta["vocab_size"]).on_this_machine()
+        config = config.complete(choose_hardware(config), config.data.prepare().meta["vocab_size"])
         about = machine(config)
         values = interleave(PARTS[options.part](config, options), options.repeats)
     except (UserError, OSError) as error:

@@ -49,9 +49,9 @@ def watched(*arguments, folder):
 
 def test_samples_come_from_latest_under_numbered_lines_and_import_no_other_library(folder):
     before, gate = sorted(folder.rglob("*")), torch.tensor([[1.0, 0, 1, 1], [1, 1, 1, 0]])
-    options = ["prompt=[a, bc]", "n=2", "max_new_tokens=20", "seed=4", "remove_heads=[L0H1, L1H3]", "device=cpu"]
-    result, prompts = watched(*options, folder=folder), ("a", "a", "bc", "bc")
-    texts = load(folder / "outputs/run").generate(list(prompts), max_new_tokens=20, seed=4, head_gate=gate)
+    options = ["prompt=[a, bc]", "n=4", "max_new_tokens=20", "seed=4", "remove_heads=[L0H1, L1H3]", "device=cpu"]
+    result, prompts = watched(*options, folder=folder), ["[a, bc]"] * 4
+    texts = load(folder / "outputs/run").generate(prompts, max_new_tokens=20, seed=4, head_gate=gate)
     parts = zip((1, 2, 3, 4), prompts, texts, strict=True)
     expected = "".join(f"--- {i}/4 ---\n{prompt}{text}\n" for i, prompt, text in parts)
     assert (result.returncode, result.stdout) == (0, f"{expected}imported: torch\n"), result.stderr

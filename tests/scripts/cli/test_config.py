@@ -1,4 +1,4 @@
-"""The settings of a run, each declared once; what follows from a text; and how numbers and tables are printed."""
+"""The settings of a command: each declared once, texts as they are given, and how a printed command looks."""
 
 import copy
 import shlex
@@ -8,32 +8,35 @@ from operator import getitem
 import pytest
 
 from tests.contract.harness import run
-from tril.scripts import sample  # noqa: F401  which declares its settings
-from tril.scripts.cli.app import DECLARED, compose, compose_unchecked
-from tril.scripts.cli.config import RunConfig, flatten, known_settings
-from tril.scripts.cli.errors import UserError, command
+from tril.model.training.hardware import Hardware
+from tril.scripts import heads, play, sample  # noqa: F401  which declare their settings
+from tril.scripts.cli.app import DECLARED, compose, unescaped
+from tril.scripts.cli.config import RunConfig, flatten
+from tril.scripts.cli.errors import UserError, shell_command
 
-OF_A_TEXT = {key for key in known_settings() if key.startswith("data.")}
+TEXTS = ["def f(x): # [a, b]", "print(x", "a, b", "it's ${HOME} \\", " ", "{a: 1}", "5", "\\'", "a\tb", "", '="[$é\\.']
+TEXTS += ["[a, b]", "null", "'x'", '"x"', "~x", "${oc.env:HOME}", "@property"]
 
 
 def checked(*settings: str) -> RunConfig:
-    line = compose("train", settings)
-    return RunConfig.of(line.settings, line.given)
+    composed = compose("train", settings)
+    return RunConfig.of(composed.settings, composed.given)
 
 
-def test_a_run_has_a_value_for_every_setting_of_its_groups_and_help_lists_them(tmp_path):
-    values, settings = flatten(compose_unchecked("train", ["data=files"]).settings), DECLARED["train"].settings
-    assert settings.keys() - values.keys() <= OF_A_TEXT
-    text = run("train", "data=files", "--help=all", cwd=tmp_path).stdout
-    assert {key for key in settings if f"  {key}=" not in text} <= OF_A_TEXT
-    assert all(setting.help for setting in settings.values())
-    short = run("train", "data=files", "--help", cwd=tmp_path).stdout
-    assert "  model.n_heads=2 " in short and "model.norm_eps" not in short and "--help=all lists all" in short
+@pytest.mark.parametrize("source", ["stdlib", "files", "shakespeare", "prose"])
+def test_help_lists_every_setting_of_a_run_with_the_text_that_is_chosen(source, tmp_path):
+    values, settings = flatten(compose("train", [f"data={source}"]).settings), DECLARED["train"].settings(source)
+    assert settings.keys() <= values.keys() and all(each.help for each in settings.values())
+    text = run("train", f"data={source}", "--help=all", cwd=tmp_path).stdout
+    assert all(f"  {key}=" in text for key in settings)
+    assert settings["data.val_fraction"].help.split(";")[0].split(",")[0] in text
+    short = run("train", f"data={source}", "--help", cwd=tmp_path).stdout
+    assert "  model.n_heads=2 " in short and "model.norm_eps" not in short and "--help=all" in short
 
 
 def test_a_value_of_a_wrong_type_is_refused_by_the_name_of_its_setting():
     settings = compose("train", []).settings
-    for key in flatten(settings):
+    for key in flatten(settings).keys() - {"resume", "init_from", "minutes"}:
         changed = copy.deepcopy(settings)
         *groups, name = key.split(".")
         reduce(getitem, groups, changed)[name] = [{"a": 1}]  # which none is
@@ -42,41 +45,46 @@ def test_a_value_of_a_wrong_type_is_refused_by_the_name_of_its_setting():
         assert key in str(refused.value)
 
 
-def test_what_was_typed_without_an_effect_is_refused():
-    for settings, words in (
-        (["optim=adamw", "optim.momentum=0.5"], "optim.momentum=0.5 has no effect without optim.kind=muon"),
-        (["data.tokenizer.revision=v1"], "data.tokenizer.revision=v1 has no effect without data.tokenizer.kind=hub"),
-        (["learning_rate=1"], r"did you mean optim.lr_scale\? It multiplies all rates"),
-    ):
-        with pytest.raises(UserError, match=words):
-            checked(*settings)
-
-
 def test_settings_that_compute_the_same_are_equal():
     default = checked().canonical()
     assert checked("model.rope_base=20", "model.pos=rope").canonical() != default
     config = RunConfig.of(compose("train", ["optim=adamw", "optim.momentum=0.5"]).settings)
     assert config.canonical() == checked("optim=adamw").canonical()
-    assert checked("logger=wandb", "checkpoint.every_n_steps=3").canonical() == default
+    assert checked("logger=wandb", "checkpoint.every_n_steps=3", "debug=false").canonical() == default
 
 
-def test_texts_are_as_typed_in_a_run_and_in_a_command():
-    for text in ("def print(x", "a, b", "it's ${HOME} \\", " ", "{a: 1}", "5", "\\'", "a\tb\n", "", '="[$é\\\\.'):
-        keys = ("ckpt", "prompt", "stop")
-        settings = compose_unchecked("sample", [f"{key}={text}" for key in keys]).settings
-        of_a_run = compose_unchecked("train", [f"callbacks.samples.prompt={text}"]).settings["callbacks"]
-        assert [*map(settings.get, keys), of_a_run["samples"]["prompt"]] == [text] * 4
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_text_needs_only_the_quotes_of_the_shell(text):
+    settings = compose("sample", [f"ckpt={text}", f"prompt={text}"]).settings
+    assert (settings["ckpt"], settings["prompt"]) == (text, text)
+    of_a_run = compose("train", [f"callbacks.samples.prompt={text}"]).settings["callbacks"]["samples"]
+    assert of_a_run["prompt"] == (None if text == "null" else text)
 
 
-def test_a_printed_command_can_be_typed_in_a_shell_whatever_the_folder_is_called():
-    for folder in ("outputs/2026-01-01/00-00-00", "/home/a b/it's", "$HOME/{a: 1}", "x;y"):
-        words = shlex.split(command("train", f"resume={folder}"))
-        assert words == ["python", "train.py", f"resume={folder}"]
-        assert compose("train", words[2:]).own.resume == folder
+@pytest.mark.parametrize(("text", "value"), [(r"a\nb", "a\nb"), (r"\\n", r"\n"), (r"\t\d\\", "\t\\d\\"), ("\n", "\n")])
+def test_escapes_mean_the_same_in_every_prompt(text, value):
+    assert unescaped(text) == value
+    for name, key in (("sample", "prompt"), ("sample", "stop"), ("heads", "prompt"), ("play", "prompt")):
+        assert compose(name, [f"{key}={text}"]).settings[key] == value
+    assert compose("sample", [r"stop=[a,'\n']"]).settings["stop"] == ["a", "\n"]
+    assert compose("train", [f"callbacks.samples.prompt={text}"]).settings["callbacks"]["samples"]["prompt"] == value
 
 
-def test_the_text_decides_the_vocabulary():
-    assert checked().fitted(300).model.vocab_size == 300
-    assert checked("model.vocab_size=320").fitted(300).model.vocab_size == 320
+def test_a_whole_number_may_have_an_exponent():
+    assert checked("trainer.max_steps=1e3").trainer.max_steps == 1000
+
+
+@pytest.mark.parametrize("folder", ["outputs/2026-01-01/00-00-00", "/home/a b/it's", "$HOME/{a: 1}", "x;y"])
+def test_a_printed_command_is_read_as_it_was_meant_whatever_the_folder_is_called(folder):
+    words = shlex.split(shell_command("train", f"resume={folder}"))
+    assert words == ["python", "train.py", f"resume={folder}"]
+    assert compose("train", words[2:]).settings["resume"] == folder
+
+
+def test_the_text_decides_the_vocabulary_and_the_machine_the_precision():
+    hardware = Hardware("cpu", "32-true", None, "a CPU", None)
+    config = checked().complete(hardware, 300)
+    assert (config.model.vocab_size, config.trainer.precision, config.top.compile) == (300, "32-true", False)
+    assert checked("model.vocab_size=320").complete(hardware, 300).model.vocab_size == 320
     with pytest.raises(UserError, match="model.vocab_size=256"):
-        checked("model.vocab_size=256").fitted(300)
+        checked("model.vocab_size=256").complete(hardware, 300)
