@@ -12,6 +12,11 @@ python train.py debug=true                         20 steps of everything, on li
 python train.py init_from=hf:FOLDER                start from other weights, see docs/weights.md
 """
 
+from tril.scripts.cli import interrupt
+
+if __name__ == "__main__":
+    interrupt.begin()
+
 import sys
 import time
 from typing import Any
@@ -103,6 +108,7 @@ def run(own: TrainCommand, composed: Composed, *, one_process: bool = False) -> 
     from tril.model.training.stop import Stopped
     from tril.model.training.trainer import build_trainer
 
+    interrupt.end()
     with open_run(folder, checkpoint) as run:
         with user_errors():
             if checkpoint is not None:

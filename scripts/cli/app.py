@@ -29,6 +29,7 @@ from omegaconf.errors import OmegaConfBaseException
 from tril.data.config import SOURCES
 from tril.data.settings import Setting, build, declared, defaults, nearest
 from tril.model.training.settings import CallbacksConfig
+from tril.scripts.cli import interrupt
 from tril.scripts.cli.config import (
     CONFIGS,
     FOLDER,
@@ -141,6 +142,8 @@ def command(
                 if set(sys.argv[1:]) & set(GRID):
                     return start_grid(declaration, grid, words)
                 composed = compose(name, words)
+                if not declaration.of_a_run:  # a run first imports torch
+                    interrupt.end()
                 return task(composed.own(own), composed)
 
         return main
@@ -153,6 +156,7 @@ def start_grid(declaration: Declaration, task: Callable | None, arguments: Seque
     if task is None:
         raise UserError(f"-m starts a grid of training runs, which {declaration.name} cannot; leave it out")
     parsed = parse(declaration, arguments, is_grid=True)
+    interrupt.end()
     try:
         with hydra_of(declaration, parsed):
             words = with_files(declaration, parsed)
