@@ -50,6 +50,9 @@ def resumed(source: str, composed: Composed) -> "tuple[RunConfig, Checkpoint]":
     if code := [key for key in checkpoint.settings if key.startswith("logger") or "_target_" in key]:
         raise ValueError(f"the saved {code[0]} is not taken from a checkpoint; give it on the command line")
     settings = unflatten(checkpoint.settings)
+    for written, meant in ((None, False), ("default", True)):  # by earlier versions
+        if settings.get("compile", meant) == written:
+            settings["compile"] = meant
     for key in given:
         copy_setting(key, composed.settings, settings)
     tokenizer = settings.get("data", {}).get("tokenizer", {})
