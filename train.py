@@ -19,7 +19,7 @@ if __name__ == "__main__":
 
 import sys
 import time
-from typing import Any
+from collections.abc import Sequence
 
 from tril.model.runs import Run
 from tril.scripts.cli.app import Composed, command, compose
@@ -53,14 +53,13 @@ def train(*settings: str, **keywords: object) -> Run:
         raise error.with_traceback(None) from None  # a notebook shows the line, not the frames that found it
 
 
-def run_job(cfg: Any) -> float:
-    """A run of a grid, in a process of its own."""
-    from tril.scripts.experiments.launch import run_job
+def run_grid(words: Sequence[str]) -> None:
+    from tril.scripts.experiments.launch import run_grid
 
-    return run_job(cfg)
+    run_grid(words)
 
 
-@command("train", TrainCommand, grid=run_job)
+@command("train", TrainCommand, grid=run_grid)
 def main(own: TrainCommand, composed: Composed) -> None:
     quiet_ranks()
     try:

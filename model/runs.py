@@ -27,7 +27,7 @@ LAST, BEST = "last.ckpt", "best.ckpt"
 SETTINGS = "config.yaml"  # written when a run starts
 SUMMARY = "summary.json"  # written last: a run with this file is finished
 FAILURE = "failed.json"  # how a run of a sweep failed
-SWEEP = "sweep.json"  # the runs of a sweep, in its folder
+SWEEP = "launches.jsonl"  # the commands of a sweep and their runs, in its folder
 METRICS = "csv/version_0/metrics.csv"
 LOCK = ".run.lock"  # held while a process trains the run
 

@@ -4,7 +4,7 @@ Removes every head alone and then one after another, scores what each attends to
 text. The table goes to stdout, tables, figures and the page attention.html to a folder.
 
 All of that describes one trained model. For a configuration, name a sweep with several seeds:  python scripts/heads.py
-dir=multirun/DATE/TIME  removes the heads of each run and averages over seeds what is comparable.
+dir=multirun/NAME  removes the heads of each run and averages over seeds what is comparable.
 """
 
 from tril.scripts.cli import interrupt

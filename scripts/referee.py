@@ -66,21 +66,26 @@ def plan(own: RefereeCommand, seed: int) -> tuple[list, list[str]]:
 
 @command("referee", RefereeCommand)
 def main(own: RefereeCommand, composed: Composed) -> None:
-    from tril.scripts.experiments.launch import known_sweep, record_launch, train_all
+    from tril.scripts.experiments import run_process
+    from tril.scripts.experiments.launch import record_launch
     from tril.scripts.experiments.report import read_report
+    from tril.scripts.experiments.sweep import Run, label_of
 
     began = time.monotonic()
     with user_errors():
         (baseline, candidate), swept = plan(own, own.seed)
-        shared = [word for word in baseline.overrides if key_of(word) not in ("seed", *swept)]
-        folder, index = known_sweep(None, swept, compose("train", shared).settings)
-        index["baseline"] = baseline.values
+        shared = [word for word in baseline.arguments if key_of(word) not in ("seed", *swept)]
+        settings = compose("train", shared).settings
         for n in range(FIRST_SEEDS, own.max_seeds + 1):
             seeds = range(own.seed, own.seed + n) if n == FIRST_SEEDS else [own.seed + n - 1]
             runs = [run for seed in seeds for run in plan(own, seed)[0]]
-            folder, index = record_launch(folder, index, runs, "referee")
-            train_all(folder, runs)
-            report = read_report(folder, margin=own.margin)
+            folder = record_launch(runs, swept, settings, baseline.values, script="referee")
+            for run in runs:
+                run_process.train(folder / run.folder, run.arguments, run.folder)
+                if (trained := Run(folder / run.folder, run.seed)).state != "finished":
+                    remedy = trained.message or "start the same command again to continue"
+                    raise ValueError(f"{trained.folder} is {trained.state}: {remedy}")
+            report = read_report(folder, label_of(baseline.values), own.margin)
             if not report.comparisons:
                 raise ValueError(f"{report.answer()} Give both the same text and split")
             [label] = [each.label for each in report.sweep.variants if each.values == candidate.values]

@@ -1,4 +1,4 @@
-"""Reports the results of a sweep:  python scripts/report.py dir=multirun/DATE/TIME
+"""Reports the results of a sweep:  python scripts/report.py dir=latest
 
 The sweep may still be running. Prints the differences from the baseline; report.md contains everything, with pictures;
 results.csv has a row for each variant and runs.csv one for each run, both with all digits.
@@ -40,10 +40,10 @@ class ReportCommand:
 def main(settings: ReportCommand, composed: Composed) -> None:
     with user_errors():
         if settings.dir is None:
-            raise ValueError("dir is missing; name the folder of a sweep, dir=multirun/DATE/TIME, or dir=latest")
+            raise ValueError("dir is missing; name the folder of a sweep, dir=multirun/NAME, or dir=latest")
         folder = find_sweep(settings.dir)
         if (folder / SETTINGS).is_file():
-            raise ValueError(f"dir={folder} is a single run; name a sweep, dir=multirun/DATE/TIME or dir=latest")
+            raise ValueError(f"dir={folder} is a single run; name a sweep, dir=multirun/NAME or dir=latest")
         from tril.scripts.experiments.report import read_report  # numpy and pandas take a moment to import
 
         report = read_report(folder, settings.baseline, settings.margin, settings.tune)

@@ -27,7 +27,7 @@ def wandb_logger(save_dir: str, project: str = "tril", **options: Any) -> WandbL
     ids = [path.name.rpartition("-")[2] for path in sorted((folder / "wandb").glob("*run-*-*"))]
     chosen: dict[str, Any] = {"id": ids[-1] if ids else secrets.token_hex(4), "name": folder.name}
     if (folder.parent / SWEEP).is_file():
-        chosen["group"] = "/".join(folder.parent.parts[-2:])  # DATE/TIME
+        chosen["group"] = folder.parent.name
     if "WANDB_MODE" not in os.environ:
         import wandb
 

@@ -123,7 +123,7 @@ def command(
 
     Args:
         own, groups, unused: see `Declaration`.
-        grid: the task of Hydra's multirun; None: the command has no -m.
+        grid: runs a grid, given its arguments; None: the command has no -m.
     """
     declaration = DECLARED.setdefault(name, Declaration(name, own, groups or {}, unused=unused))
 
@@ -151,16 +151,15 @@ def command(
     return decorate
 
 
-def start_grid(declaration: Declaration, task: Callable | None, arguments: Sequence[str]) -> object:
-    """Runs `task` for each run of a grid, through Hydra's launcher."""
-    if task is None:
+def start_grid(declaration: Declaration, run_grid: Callable | None, arguments: Sequence[str]) -> object:
+    """Calls `run_grid` with the arguments in Hydra's grammar, and with Hydra at hand."""
+    if run_grid is None:
         raise UserError(f"-m starts a grid of training runs, which {declaration.name} cannot; leave it out")
     parsed = parse(declaration, arguments, is_grid=True)
     interrupt.end()
     try:
         with hydra_of(declaration, parsed):
-            words = with_files(declaration, parsed)
-            return GlobalHydra.instance().hydra.multirun(declaration.name, task, words)  # pyright: ignore
+            return run_grid(with_files(declaration, parsed))
     except KeyboardInterrupt:  # in a run, or where a launcher waits for its workers
         print("\ninterrupted; start the same command again to continue", flush=True)
         sys.exit(128 + signal.SIGINT)

@@ -1,29 +1,25 @@
-"""The runs of a grid: their settings, whether these are valid, and how large the models are."""
+"""The runs of a grid: the combinations of a command, whether each is valid, and how large the models are."""
 
 import copy
+import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
-from typing import Any
+from typing import Any, NamedTuple
 
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from tril.model.formats import plain_table
-from tril.scripts.cli.app import explain, plain_settings
+from tril.scripts.cli.app import compose
 from tril.scripts.cli.config import CONFIGS, RunConfig
 from tril.scripts.cli.errors import UserError, message_of
 from tril.scripts.cli.run import choose_hardware
 from tril.scripts.experiments.sweep import label_of, text_of
 
-VALUE = re.compile(r"(seed|(\+\+)?\w+(\.\w+)+)=")  # an override that sets a value, not the choice of a group
 MAX_FOLDER_NAME = 120  # characters
 
 
@@ -32,12 +28,13 @@ class PlannedRun:
     """A valid run of a sweep.
 
     Attributes:
-        overrides: of the command line, key=value each.
+        arguments: of train.py, key=value each.
+        settings: nested plain values.
         values: of the swept keys.
         sizes: parameters and FLOPs per token, once `fit_to_text` has set them.
     """
 
-    overrides: list[str]
+    arguments: list[str]
     settings: dict[str, Any]
     config: RunConfig
     values: dict[str, object] = field(default_factory=dict)
@@ -46,11 +43,6 @@ class PlannedRun:
     @property
     def seed(self) -> int:
         return self.config.top.seed
-
-    @property
-    def variant(self) -> str:
-        """A name of its values, the same for all seeds."""
-        return folder_name(self.values) or "configuration"
 
     @property
     def folder(self) -> str:
@@ -63,97 +55,82 @@ class PlannedRun:
         return json.dumps(self.config.canonical(), sort_keys=True)
 
     def entry(self) -> dict:
-        """Its entry of sweep.json."""
-        named = {"folder": self.folder, "values": self.values, "seed": self.seed, "overrides": self.overrides}
+        """Its entry of launches.jsonl."""
+        named = {"folder": self.folder, "values": self.values, "seed": self.seed, "arguments": self.arguments}
         return named | self.sizes
 
 
-@dataclass(frozen=True)
-class Rejected:
+class Rejected(NamedTuple):
     """A combination of the grid that cannot be trained, and the reason."""
 
-    overrides: list[str]
+    arguments: list[str]
     reason: str
 
 
-def compose_grid(composer: "Composer") -> tuple[list[PlannedRun], list[Rejected]]:
-    """Composes and checks every combination that Hydra makes of the command.
+def expand(words: Sequence[str]) -> list[list[Override]]:
+    """The combinations of the values in a command, the last key fastest.
 
-    Raises:
-        UserError: the command as a whole is wrong.
+    Args:
+        words: in Hydra's grammar, such as "model.n_heads=1,2" or "seed=range(0,3)".
     """
-    swept = [f"{key}={value}" for key, value in (composer.config.hydra.sweeper.params or {}).items()]
-    try:
-        parsed = composer.parser.parse_overrides(swept + list(composer.config.hydra.overrides.task))
-        [grid] = BasicSweeper.split_arguments(parsed, None)
-    except HydraException as error:
-        raise UserError(explain(error, composer.config_name, [])) from error
-    runs: dict[str, PlannedRun] = {}
-    rejected = []
-    for overrides in ([text for text in combination if not text.startswith("sweep.")] for combination in grid):
-        run = composer.plan(overrides)
-        if isinstance(run, Rejected):
-            rejected.append(run)
+    parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
+    choices = []
+    for each in parser.parse_overrides(list(words)):
+        key, is_swept = each.get_key_element(), each.is_sweep_override()
+        texts = [f"{key}={value}" for value in each.sweep_string_iterator()] if is_swept else [str(each.input_line)]
+        choices.append(parser.parse_overrides(texts))
+    return [list(combination) for combination in itertools.product(*choices)]
+
+
+def argument_of(override: Override) -> str:
+    """An argument of train.py, which takes a text without the quotes of Hydra's grammar."""
+    value = override.value()
+    return f"{override.get_key_element()}={value}" if isinstance(value, str) else str(override.input_line)
+
+
+def plan(words: Sequence[str]) -> tuple[list[PlannedRun], list[Rejected]]:
+    """Composes and checks each combination of a command. Of runs with the same result, the first one is kept."""
+    composed: dict[tuple[str, ...], dict[str, Any]] = {}
+    runs, rejected = dict[str, PlannedRun](), []
+    for combination in expand(words):
+        arguments = [argument_of(each) for each in combination]
+        try:
+            settings = settings_of(combination, composed)
+            config = RunConfig.of(settings)
+            run = PlannedRun(arguments, settings, replace(config, hardware=choose_hardware(config)))
+        except (ValueError, OSError) as error:
+            rejected.append(Rejected(arguments, message_of(error)))
             continue
         first = runs.setdefault(run.identity, run)
         if first is not run:
-            differing = " ".join(text for text in first.overrides if text not in run.overrides)
-            rejected.append(Rejected(overrides, f"the same run as {differing}: the difference has no effect"))
+            differing = " ".join(text for text in first.arguments if text not in arguments)
+            rejected.append(Rejected(arguments, f"the same run as {differing}: the difference has no effect"))
     return list(runs.values()), rejected
 
 
-class Composer:
-    """Composes the settings of runs.
+def settings_of(combination: Sequence[Override], composed: dict[tuple[str, ...], dict[str, Any]]) -> dict[str, Any]:
+    """The settings of a run as nested plain values. Hydra takes tenths of a second, so it composes runs that differ in
+    numbers once.
 
-    Hydra takes tenths of a second to compose, so runs that differ in values alone are composed once.
+    Args:
+        composed: the settings of earlier calls.
     """
-
-    def __init__(self, config: DictConfig, config_name: str) -> None:
-        self.loader, self.config, self.config_name = GlobalHydra.instance().config_loader(), config, config_name
-        self.parser = OverridesParser.create(config_loader=self.loader)
-        self.composed: dict[tuple[str, ...], DictConfig] = {}  # by the overrides that choose groups
-
-    def plan(self, overrides: list[str]) -> PlannedRun | Rejected:
-        """The run of these overrides, if they are valid."""
-        try:
-            settings = self.settings(overrides)
-            config = RunConfig.of(settings)
-            words = as_arguments(self.parser.parse_overrides(overrides))
-            return PlannedRun(words, settings, replace(config, hardware=choose_hardware(config)))
-        except OmegaConfBaseException as error:  # raised while a value is read
-            return Rejected(overrides, explain(error, self.config_name, self.parser.parse_overrides(overrides)))
-        except (ValueError, OSError) as error:
-            return Rejected(overrides, message_of(error))
-
-    def settings(self, overrides: list[str]) -> dict[str, Any]:
-        """The settings of a run as plain values; raises ValueError for invalid overrides."""
-        values = [override for override in overrides if VALUE.match(override)]
-        groups = tuple(override for override in overrides if override not in values)
-        try:
-            if groups not in self.composed:
-                cfg = self.loader.load_sweep_config(self.config, list(groups))
-                self.composed[groups] = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
-            cfg = copy.deepcopy(self.composed[groups])
-            for parsed in self.parser.parse_overrides(values):
-                OmegaConf.update(cfg, parsed.key_or_group, parsed.value(), force_add=True)
-            return plain_settings(cfg)
-        except (HydraException, OmegaConfBaseException) as error:
-            cause: Exception = error
-            try:
-                self.loader.load_sweep_config(self.config, overrides)
-            except (HydraException, OmegaConfBaseException) as hydras_error:  # says more about an unknown key
-                cause = hydras_error
-            parsed = self.parser.parse_overrides(overrides)
-            raise ValueError(explain(cause, self.config_name, parsed)) from cause
-
-
-def as_arguments(parsed: Sequence[Override]) -> list[str]:
-    """The overrides as arguments of train.py, which takes a text without the quotes of Hydra's grammar."""
-    values = [each.value() for each in parsed]
-    return [
-        f"{each.get_key_element()}={value}" if isinstance(value, str) else str(each.input_line)
-        for each, value in zip(parsed, values, strict=True)
+    numbers = [
+        each for each in combination if each.is_add() is each.is_delete() is isinstance(each.value(), str) is False
     ]
+    others = tuple(argument_of(each) for each in combination if each not in numbers)
+    if others not in composed:
+        composed[others] = compose("train", others).settings
+    settings = copy.deepcopy(composed[others])
+    for each in numbers:
+        *groups, name = each.get_key_element().split(".")
+        inner: Any = settings
+        for group in groups:
+            inner = inner.get(group) if isinstance(inner, dict) else None
+        if not isinstance(inner, dict) or name not in inner:  # Hydra says why
+            return compose("train", [argument_of(each) for each in combination]).settings
+        inner[name] = each.value()
+    return settings
 
 
 def report_rejected(runs: Sequence[PlannedRun], rejected: Sequence[Rejected], *, skip_invalid: bool) -> None:
@@ -165,9 +142,9 @@ def report_rejected(runs: Sequence[PlannedRun], rejected: Sequence[Rejected], *,
     if not rejected:
         return
     every = [*runs, *rejected]
-    columns = list(zip(*(run.overrides for run in every), strict=True))
+    columns = list(zip(*(run.arguments for run in every), strict=True))
     varied = [i for i, texts in enumerate(columns) if len(set(texts)) > 1 and not texts[0].startswith("seed=")]
-    lines = dict.fromkeys(f"  {' '.join(run.overrides[i] for i in varied)}: {run.reason}" for run in rejected)
+    lines = dict.fromkeys(f"  {' '.join(run.arguments[i] for i in varied)}: {run.reason}" for run in rejected)
     counts = f"{len(rejected)} of {len(every)} runs"
     if skip_invalid and runs:
         print("\n".join([f"{counts} are left out:", *lines]), flush=True)
@@ -182,7 +159,7 @@ def report_rejected(runs: Sequence[PlannedRun], rejected: Sequence[Rejected], *,
 def name_runs(runs: Sequence[PlannedRun]) -> list[str]:
     """Sets the values of each run; returns the swept keys, those in whose text the runs differ, without the seed."""
     texts = [
-        {key.lstrip("+"): text for key, _, text in (override.partition("=") for override in run.overrides)}
+        {key.lstrip("+"): text for key, _, text in (argument.partition("=") for argument in run.arguments)}
         for run in runs
     ]
     keys = dict.fromkeys(key for text in texts for key in text if key != "seed")
@@ -193,12 +170,11 @@ def name_runs(runs: Sequence[PlannedRun]) -> list[str]:
 
 
 def value_of(settings: Mapping[str, Any], key: str, choice: str | None) -> object:
-    """The value of a key; for a config group `choice`, the name of its option, and as typed for a group of settings."""
-    name = key.partition("@")[0]
-    if (CONFIGS / name).is_dir():
+    """The value of a key; for a config group `choice`, the name of its option, and as given for a group of settings."""
+    if (CONFIGS / key).is_dir():
         return choice
     value: Any = settings
-    for part in name.split("."):
+    for part in key.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
     return choice if isinstance(value, Mapping) else value
 
@@ -227,7 +203,7 @@ def fit_to_text(runs: Sequence[PlannedRun]) -> tuple[list[PlannedRun], list[Reje
             assert run.config.hardware is not None
             run.config = run.config.complete(run.config.hardware, text.meta["vocab_size"])
         except (ValueError, OSError) as error:
-            rejected.append(Rejected(run.overrides, message_of(error)))
+            rejected.append(Rejected(run.arguments, message_of(error)))
             continue
         with torch.device("meta"):
             run.sizes |= sizes(GPT(run.config.model), run.config.window_lengths)
@@ -238,11 +214,11 @@ def fit_to_text(runs: Sequence[PlannedRun]) -> tuple[list[PlannedRun], list[Reje
 def grid_table(runs: Sequence[PlannedRun], states: Sequence[str]) -> str:
     """One line for each variant: seeds, sizes, and the states of its runs."""
     lines = [["", "seeds", "parameters", "MFLOP per token", "so far"]]
-    for variant in dict.fromkeys(run.variant for run in runs):
-        members = [(run, state) for run, state in zip(runs, states, strict=True) if run.variant == variant]
+    for label in dict.fromkeys(label_of(run.values) for run in runs):
+        members = [(run, state) for run, state in zip(runs, states, strict=True) if label_of(run.values) == label]
         run = members[0][0]
         sizes = [f"{run.sizes['parameters']:,}", f"{run.sizes['flops_per_token'] / 1e6:,.1f}"]
         ended = [state for _, state in members if state != "not started"]
         so_far = ", ".join(f"{ended.count(state)} {state}" for state in sorted(set(ended)))
-        lines.append([label_of(run.values), ",".join(str(run.seed) for run, _ in members), *sizes, so_far])
+        lines.append([label, ",".join(str(run.seed) for run, _ in members), *sizes, so_far])
     return plain_table(lines, text_columns=(0, len(lines[0]) - 1))

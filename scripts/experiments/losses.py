@@ -44,7 +44,7 @@ def launch_alpha(launch: int) -> float:
 
 
 def launch_count(sweep: Sweep) -> int:
-    return max(1, len(sweep.index.get("launches", [])))
+    return max(1, len(sweep.launches))
 
 
 def compare_sweep(losses: Losses, sweep: Sweep, margin: float | None = None) -> dict[str, Comparison]:
@@ -60,7 +60,7 @@ def compare_sweep(losses: Losses, sweep: Sweep, margin: float | None = None) -> 
         return {}
     margin = margin if losses.unit == NATS else None
     compared = compare(losses.losses, losses.sizes, launch_alpha(launch_count(sweep)), margin)
-    if sweep.index and any(run.state in RUNNING for run in sweep.runs):
+    if sweep.launches and any(run.state in RUNNING for run in sweep.runs):
         without = [replace(each.difference, low=None, high=None) for each in compared]
         compared = [Comparison(interval, UNFINISHED, interval.n) for interval in without]
     return {variant.label: each for variant, each in zip(sweep.others, compared, strict=True)}

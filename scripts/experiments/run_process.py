@@ -25,7 +25,7 @@ GIVEN = re.compile(r"[+~]*(logger=|(callbacks|logger)\.)")  # a `_target_` is no
 PROGRAM = (sys.executable, "-P", "-m", "tril.train")
 
 
-def train(folder: Path, overrides: Sequence[str], name: str) -> float:
+def train(folder: Path, arguments: Sequence[str], name: str) -> float:
     """Runs the training process to its end, from the last checkpoint if there is one.
 
     Waits while another process of a sweep trains the same run.
@@ -35,23 +35,23 @@ def train(folder: Path, overrides: Sequence[str], name: str) -> float:
     """
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.with_name(f".{folder.name}.lock")):
-        return train_locked(folder, overrides, name)
+        return train_locked(folder, arguments, name)
 
 
-def train_locked(folder: Path, overrides: Sequence[str], name: str) -> float:
+def train_locked(folder: Path, arguments: Sequence[str], name: str) -> float:
     """The same for a folder that exists and that this process has locked."""
     if state_of(folder) == "finished":
         return report_finished(folder, name, "was finished before")
     (folder / FAILURE).unlink(missing_ok=True)
     if is_resumable(folder):
-        arguments = [f"resume={folder}", *(text for text in overrides if GIVEN.match(text))]
+        words = [f"resume={folder}", *(text for text in arguments if GIVEN.match(text))]
     else:  # without a checkpoint, nothing in the folder is of use
         for path in folder.iterdir():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-        arguments = [*overrides, f"hydra.run.dir={folder}"]
+        words = [*arguments, f"hydra.run.dir={folder}"]
     print(f"start   {name}", flush=True)
     log = folder / "log.txt"
-    status = spawn([*PROGRAM, *arguments], log)
+    status = spawn([*PROGRAM, *words], log)
     if state_of(folder) == "finished":  # also if it diverged, which ends with a status of its own
         return report_finished(folder, name, "finished")
     if status in STOPPED:

@@ -32,7 +32,7 @@ class Run:
     """One run of a sweep, finished or not. Damaged files raise a ValueError that names them.
 
     Attributes:
-        planned: its entry of sweep.json; {} without one.
+        planned: its entry of launches.jsonl; {} without one.
     """
 
     folder: Path
@@ -133,14 +133,14 @@ class Sweep:
 
     Attributes:
         keys: the swept keys without the seed.
-        index: the content of sweep.json; {} without it.
+        launches: the commands that added runs; none of a folder of other runs.
     """
 
     folder: Path
     keys: tuple[str, ...]
     variants: tuple[Variant, ...]
     baseline: Variant
-    index: dict = field(default_factory=dict)
+    launches: Sequence[dict] = ()
 
     @property
     def others(self) -> list[Variant]:
@@ -152,14 +152,14 @@ class Sweep:
 
 
 def read_sweep(folder: str | Path, baseline: str | None = None) -> Sweep:
-    """Reads a sweep by its sweep.json, or else all runs below the folder: the settings in which they differ are swept.
+    """Reads a sweep by its launches, or else all runs below the folder: the settings in which they differ are swept.
 
     Of two runs of one variant and seed, the newest finished one counts, or the newest if none is finished.
 
     Args:
         folder: of the sweep.
         baseline: a variant's label, or values of swept keys, such as "model.n_heads=4" or "n_heads=4,window=64".
-            None: the variant that agrees most with the settings without the sweep; without sweep.json, the first one.
+            None: the variant that agrees most with the settings without the sweep; without launches, the first one.
 
     Raises:
         FileNotFoundError: there is no run.
@@ -168,14 +168,11 @@ def read_sweep(folder: str | Path, baseline: str | None = None) -> Sweep:
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise FileNotFoundError(f"{folder} is not a folder; name that of a sweep, such as multirun/DATE/TIME")
-    indexed = (folder / SWEEP).is_file()
-    index = read_json(folder / SWEEP) if indexed else {}
-    keys, runs = _indexed_runs(folder, index) if indexed else _discovered_runs(folder)
+        raise FileNotFoundError(f"{folder} is not a folder; name a sweep's, below multirun/")
+    launches = read_launches(folder)
+    keys, runs = _planned_runs(folder, launches) if launches else _discovered_runs(folder)
     if not runs:
-        raise FileNotFoundError(
-            f"{folder} holds neither a {SWEEP} with runs nor a run with {SETTINGS}; name the folder of a sweep"
-        )
+        raise FileNotFoundError(f"{folder} has neither {SWEEP} nor a run with {SETTINGS}; name a sweep's folder")
     variants: dict[str, tuple[dict, dict[int, Run]]] = {}
     for values, run in runs:
         _, of_seeds = variants.setdefault(text_of(values), (values, {}))
@@ -186,8 +183,8 @@ def read_sweep(folder: str | Path, baseline: str | None = None) -> Sweep:
         Variant(values, label_of(values, names), tuple(of_seeds[seed] for seed in sorted(of_seeds)))
         for values, of_seeds in variants.values()
     ]
-    chosen = _choose_baseline(every, names, baseline, index.get("baseline", {}))
-    sweep = Sweep(folder, keys, tuple(every), chosen, index)
+    chosen = _choose_baseline(every, names, baseline, launches[0]["baseline"] if launches else {})
+    sweep = Sweep(folder, keys, tuple(every), chosen, launches)
     scored_part(sweep.runs)
     for run in sweep.runs:  # so that a damaged file is found here
         _ = run.settings, run.curves, run.message
@@ -211,18 +208,33 @@ def scored_part(runs: Iterable[Run]) -> str | None:
     return of_first
 
 
-def _indexed_runs(folder: Path, index: dict) -> tuple[tuple[str, ...], list[tuple[dict, Run]]]:
-    """Swept keys, and values and run of each entry of sweep.json."""
+def read_launches(folder: Path) -> list[dict]:
+    """The lines of launches.jsonl, one for each command that added runs; [] without the file.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    path = folder / SWEEP
     try:
-        keys = tuple(index["swept"])
-        return keys, [
-            ({key: entry["values"][key] for key in keys}, Run(folder / entry["folder"], int(entry["seed"]), entry))
-            for entry in index["runs"]
-        ]
+        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+        launches = [json.loads(line) for line in lines]
+        for launch in launches:
+            _ = launch["swept"], launch["baseline"], launch["family"], launch["seeds"]
+            _ = [(run["folder"], run["values"], int(run["seed"]), run["arguments"]) for run in launch["runs"]]
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"{folder / SWEEP} is not a list of runs ({error!r}); restore it, or remove it to read the runs below"
-        ) from error
+        raise ValueError(f"{path} is damaged ({error!r}); restore it, or remove it to read the runs below") from error
+    return launches
+
+
+def planned_runs(launches: Sequence[dict]) -> dict[str, dict]:
+    """The runs of all launches by their folders."""
+    return {run["folder"]: run for launch in launches for run in launch["runs"]}
+
+
+def _planned_runs(folder: Path, launches: Sequence[dict]) -> tuple[tuple[str, ...], list[tuple[dict, Run]]]:
+    """Swept keys, and values and run of each planned run."""
+    runs = planned_runs(launches).values()
+    return tuple(launches[0]["swept"]), [(run["values"], Run(folder / run["folder"], run["seed"], run)) for run in runs]
 
 
 def _discovered_runs(folder: Path) -> tuple[tuple[str, ...], list[tuple[dict, Run]]]:

@@ -42,15 +42,15 @@ def test_checkpoints_in_a_folder(home):
 def test_latest_is_the_newest(home, tmp_path):
     for find, message in (
         (find_checkpoint, "no checkpoint below outputs/ or multirun/"),
-        (find_sweep, "no sweep.json"),
+        (find_sweep, "no launches.jsonl"),
     ):
         with pytest.raises(FileNotFoundError, match=message):
             find("latest")
     touch(tmp_path / "outputs" / "old" / "checkpoints" / "best.ckpt", age=9)
     new = touch(tmp_path / "multirun" / "new" / "checkpoints" / "last.ckpt")
     assert find_checkpoint("latest") == new.relative_to(tmp_path)
-    touch(tmp_path / "multirun" / "a" / "sweep.json", age=9)
-    new = touch(tmp_path / "multirun" / "b" / "sweep.json")
+    touch(tmp_path / "multirun" / "a" / "launches.jsonl", age=9)
+    new = touch(tmp_path / "multirun" / "b" / "launches.jsonl")
     assert find_sweep("latest") == new.parent.relative_to(tmp_path)
 
 

@@ -5,7 +5,6 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 import yaml
@@ -13,7 +12,7 @@ import yaml
 from tests.contract.harness import run
 from tests.runs import TINY
 from tril.model.atomic_files import write_json
-from tril.scripts.experiments.sweep import Sweep, read_sweep
+from tril.scripts.experiments.sweep import Sweep, read_launches, read_sweep
 
 BYTES = 3.0  # per token
 STEPS, EVERY, TOKENS = 100, 25, 64  # steps of a run and between two validations, tokens of a step
@@ -73,7 +72,7 @@ def write_run(folder: Path, loss, config: Mapping[str, object] = {}, *, seed: in
 
 
 def write_sweep(folder: Path, losses, keys=("model.n_heads",), *, baseline=(4,), length=32, summary={}) -> Path:  # noqa: B006
-    """Writes sweep.json and its runs; a run may be "not started" too.
+    """Writes launches.jsonl and its runs; a run may be "not started" too.
 
     Args:
         losses: values of the keys -> seed -> loss.
@@ -86,12 +85,13 @@ def write_sweep(folder: Path, losses, keys=("model.n_heads",), *, baseline=(4,),
         for seed, loss in seeds.items():
             overrides = [f"{key}={value}" for key, value in (named | {"seed": seed}).items()]
             entry = {"folder": ",".join(overrides).replace("/", ""), "values": named, "seed": seed}
-            entries.append(entry | {"overrides": overrides} | SIZES)
+            entries.append(entry | {"arguments": overrides} | SIZES)
             if not isinstance(loss, str) or loss != "not started":
                 more = SIZES | summary.get(values, {})
                 write_run(folder / entries[-1]["folder"], loss, named, seed=seed, length=n, **more)
-    index = {"swept": list(keys), "baseline": dict(zip(keys, baseline, strict=True)), "runs": entries}
-    (folder / "sweep.json").write_text(json.dumps(index))
+    launch = {"date": "2026-11-22", "command": "python train.py -m", "seeds": [0], "family": "a", "swept": list(keys)}
+    launch |= {"baseline": dict(zip(keys, baseline, strict=True)), "runs": entries}
+    (folder / "launches.jsonl").write_text(json.dumps(launch) + "\n")
     return folder
 
 
@@ -106,18 +106,14 @@ def change(path: Path, **entries) -> None:
 
 
 def command(cwd: Path, *settings: str):
-    """`train.py -m` in this process, on the text of the fixture `here`. Hydra composes no configuration twice."""
-    with (
-        mock.patch("hydra._internal.hydra.Hydra.get_mode", lambda *_, **__: None),
-        mock.patch("hydra.plugins.sweeper.Sweeper.validate_batch_is_legal", lambda *_: None),
-    ):
-        return run("train", "-m", *TINY, "data.path=text.txt", *settings, cwd=cwd, TRIL_CACHE=str(cwd / "cache"))
+    """`train.py -m` in this process, on the text of the fixture `here`."""
+    return run("train", "-m", *TINY, "data.path=text.txt", *settings, cwd=cwd, TRIL_CACHE=str(cwd / "cache"))
 
 
-def index_of(cwd: Path) -> dict:
-    """The sweep.json of the only sweep."""
-    [path] = cwd.glob("multirun/*/*/sweep.json")
-    return json.loads(path.read_text())
+def launches_of(cwd: Path) -> list[dict]:
+    """Those of the only sweep."""
+    [path] = cwd.glob("multirun/*/launches.jsonl")
+    return read_launches(path.parent)
 
 
 class Processes:

@@ -5,9 +5,8 @@ import signal
 
 import pytest
 
-from tests.scripts.experiments.synthetic import command, index_of
+from tests.scripts.experiments.synthetic import command, launches_of
 from tril.scripts.experiments.grid import folder_name
-from tril.scripts.experiments.launch import read_index
 
 OUTCOMES = {  # multiplier of the rate -> how the run ends
     "3": (128 + signal.SIGTERM, "stopped by SIGTERM at step 3"),
@@ -34,7 +33,7 @@ def test_a_wrong_grid_is_refused(here):
         (["model.n_kv_heads=null,2"], "model.n_kv_heads=2: the same run as model.n_kv_heads=null: the difference has"),
         (["model.context_length=32,100000"], "model.context_length=100000: the training part has"),
         (["model.n_heads=3,5", "sweep.skip_invalid=true"], "2 of 2 runs of the grid are invalid; correct them\n"),
-        (["resume=latest", "seed=0,1"], "resume=latest continues a single run; to continue a sweep, start the same"),
+        (["resume=latest", "seed=0,1"], "resume=latest is for a single run"),
     ):
         done = command(here, *settings)
         assert done.returncode == 2 and message in done.stderr and not (here / "multirun").exists()
@@ -49,28 +48,27 @@ def test_a_sweep_lists_its_runs_compares_them_and_finds_its_folder_again(here):
     assert "4 of 4 runs to train\n" in first.stdout
     assert "1 of 4 runs are finished, 00:01:01 each in the mean\n" in first.stdout
     assert re.search(r"\| n_heads=1 \| better +\| +-1.0000 ± 0.0000 \|", first.stdout)
-    index = index_of(here)
-    assert index["swept"] == ["model.n_heads"] and index["baseline"] == {"model.n_heads": 2}
+    [launch] = launches_of(here)
+    assert launch["swept"] == ["model.n_heads"] and launch["baseline"] == {"model.n_heads": 2}
     names = [f"model.n_heads={heads},seed={seed}" for heads in (1, 2) for seed in (0, 1)]
-    assert [entry["folder"] for entry in index["runs"]] == names
-    assert index["runs"][0]["values"] == {"model.n_heads": 1}
+    assert [entry["folder"] for entry in launch["runs"]] == names
+    assert launch["runs"][0]["values"] == {"model.n_heads": 1}
     again = command(here, "model.n_heads=1,2", "seed=1,2")
     assert again.returncode == 0 and "2 of 4 runs to train" in again.stdout
     assert re.findall("start +(.*)", again.stdout) == [f"model.n_heads={heads},seed=2" for heads in (1, 2)]
     assert command(here, "model.n_heads=2,4", "seed=1").returncode == 0  # a look at another variant
-    assert [each["seeds"] for each in index_of(here)["launches"]] == [[0, 1], [2], []]
-    folder = next(here.glob("multirun/*/*"))
+    assert [each["seeds"] for each in launches_of(here)] == [[0, 1], [2], []]
+    assert command(here, "model.n_heads=1,2", "seed=0,1,2").returncode == 0 and len(launches_of(here)) == 3
+    folder = next(here.glob("multirun/*"))
     done = command(here, "model.n_heads=1,2", "model.dim=64", f"hydra.sweep.dir={folder}")
     assert done.returncode == 2 and f"{folder} holds a sweep of other keys or settings" in done.stderr
-    (folder / "sweep.json").write_text("{}")
-    with pytest.raises(ValueError, match="sweep.json is not a list of runs"):
-        read_index(folder / "sweep.json")
 
 
 def test_runs_are_named_by_options_of_groups_in_short_and_unique_names_that_file_systems_accept(here):
     experiments = ["shakespeare", "shakespeare_nanogpt_cpu"]
     command(here, f"experiment={','.join(experiments)}", "data=files", "model.n_heads=2", "model.dim=16").succeeded()
-    assert [entry["folder"] for entry in index_of(here)["runs"]] == [f"experiment={x},seed=0" for x in experiments]
+    [launch] = launches_of(here)
+    assert [entry["folder"] for entry in launch["runs"]] == [f"experiment={x},seed=0" for x in experiments]
     long = [folder_name({"a": "x" * 300 + end}) for end in "yz"]
     assert len(set(long)) == 2 and all(len(name) < 130 for name in long)
     assert folder_name({"a": "x/y"}).startswith("a=x_y-")

@@ -1,6 +1,5 @@
 """scripts/referee.py with a stand-in for training: looks, verdicts, exit statuses, and the sweep that it leaves."""
 
-import json
 import signal
 
 import numpy as np
@@ -8,6 +7,7 @@ import pytest
 
 from tests.contract.harness import run
 from tests.runs import TINY
+from tests.scripts.experiments.synthetic import launches_of
 from tril.model.comparison import compare
 from tril.scripts.experiments.losses import launch_alpha
 
@@ -53,11 +53,8 @@ def test_it_ends_at_the_first_look_with_a_verdict(by, margin, words, status, jud
         for seeds in range(3, n + 1)
     ]
     assert {*verdicts[:-1]} <= {"not distinguishable"} and verdicts[-1].startswith(words.split()[0].strip(":").lower())
-    [path] = tmp_path.glob("multirun/*/*/sweep.json")  # an ordinary sweep, with a launch for each look
-    assert [each["seeds"] for each in json.loads(path.read_text())["launches"]] == [
-        [0, 1, 2],
-        *([i] for i in range(3, n)),
-    ]
+    [path] = tmp_path.glob("multirun/*/launches.jsonl")  # an ordinary sweep, with a launch for each look
+    assert [each["seeds"] for each in launches_of(tmp_path)] == [[0, 1, 2], *([i] for i in range(3, n))]
     assert (path.parent / "report.md").read_text().startswith("# Sweep over model.n_heads\n")
 
 

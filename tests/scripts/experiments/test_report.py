@@ -29,13 +29,12 @@ def test_no_text_of_a_sweep_becomes_markup_in_its_report(tmp_path):
     summary = {values: usual | (DOUBTFUL if values[0] == 8 else {}) for values in LOSSES}
     write_sweep(folder, LOSSES, keys, baseline=(4, "relu2"), summary=summary)
     change(next(folder.rglob("failed.json")), message=MESSAGE)
-    launches = [{"seeds": [0, 1, 2], "date": "2026-11-22", "command": "python train.py -m model.mlp='<b>'"}]
-    change(folder / "sweep.json", launches=launches)
+    change(folder / "launches.jsonl", command="python train.py -m model.mlp='<b>'")
     done = run("report", "dir=latest", "baseline=mlp=relu2", "margin=0.5", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "") and "\x1b" not in done.stdout
     pictures = {"differences.png", "curves.png"}
     files = {"report.md", "results.csv", "runs.csv"} | pictures
-    assert {path.name for path in folder.iterdir() if path.is_file()} == files | {"sweep.json"}
+    assert {path.name for path in folder.iterdir() if path.is_file()} == files | {"launches.jsonl"}
     last = done.stdout.splitlines()[-1]
     assert last.startswith("multirun/day/new: ") and set(last.partition(": ")[2].split(", ")) == files
     text = (folder / "report.md").read_text("utf-8")

@@ -1,6 +1,5 @@
 """Sweeps read from folders in every state, their labels and baselines."""
 
-import json
 import os
 
 import pytest
@@ -70,11 +69,11 @@ def test_the_baseline_is_chosen_by_values_or_label_or_is_the_variant_that_agrees
 
 def test_damaged_files_are_named(tmp_path):
     for text in ("{", '{"swept": ["a"], "runs": [{"folder": "x", "values": {}}]}'):
-        (tmp_path / "sweep.json").write_text(text)
-        with pytest.raises(ValueError, match="sweep.json is not (valid JSON|a list of runs)"):
+        (tmp_path / "launches.jsonl").write_text(text)
+        with pytest.raises(ValueError, match="launches.jsonl is damaged"):
             read_sweep(tmp_path)
-    (tmp_path / "sweep.json").write_text(json.dumps({"swept": [], "runs": []}))
-    with pytest.raises(FileNotFoundError, match="holds neither a sweep.json with runs nor a run with config.yaml"):
+    (tmp_path / "launches.jsonl").unlink()
+    with pytest.raises(FileNotFoundError, match="neither launches.jsonl nor a run with config.yaml"):
         read_sweep(tmp_path)
     (write_run(tmp_path / "runs/a", 3.0) / "windows_last.npz").write_text("seed: [")
     with pytest.raises(ValueError, match="windows_last.npz is damaged"):
