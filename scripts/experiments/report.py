@@ -33,12 +33,6 @@ FIGURES = {  # of a run -> heading and format
     "seconds": ("wall time, s", ",.0f"),
 }
 CONDITIONS = {"code": "code version", "device": "device", "precision": "precision", "threads": "number of threads"}
-SETTINGS = (  # of a run that a reader asks for first
-    "model.n_layers model.dim model.n_heads model.n_kv_heads model.head_dim model.mlp model.mlp_ratio model.norm "
-    "model.pos model.window model.context_length model.resid_dropout data.source data.path data.tokenizer.kind "
-    "data.tokenizer.vocab_size data.batch_size optim.kind optim.lr_scale trainer.max_steps "
-    "trainer.accumulate_grad_batches"
-).split()
 MAX_MESSAGE = 200  # characters of the error of a failed run
 NOT_COMPARED = {  # verdict -> why there is none
     UNFINISHED: "runs are missing",
@@ -95,7 +89,6 @@ class Report:
             power=f"{POWER:.0%}",
             loss_table=loss_table(sweep),
             cost_table=cost_table(sweep),
-            setting_table=setting_table(sweep),
             left_out=left_out_table(sweep),
             swept={
                 key: ", ".join(dict.fromkeys(text_of(each.values[key]) for each in sweep.variants))
@@ -227,7 +220,7 @@ def loss_table(sweep: Sweep) -> str:
         mark = " (baseline)" if variant is sweep.baseline and sweep.others else ""
         done = f"{len(variant.finished)}" + f" of {len(variant.runs)}" * (len(variant.finished) < len(variant.runs))
         rows.append([variant.label + mark, *(spread(variant.estimate(name)) for name in names), done])
-    return variant_table(rows, kept=2)
+    return table(rows, kept=2)
 
 
 def cost_table(sweep: Sweep) -> str:
@@ -236,34 +229,13 @@ def cost_table(sweep: Sweep) -> str:
     for variant in sweep.variants:
         values = [(figure_of(variant, name), form) for name, (_, form) in FIGURES.items()]
         rows.append([variant.label, *("-" if value is None else format(value, form) for value, form in values)])
-    return variant_table(rows)
-
-
-def variant_table(rows: Sequence[Sequence[str]], kept: int = 1) -> str:
-    """A row for each variant, see `table`; the figures of a single one stand below each other."""
-    if len(rows) > 2:
-        return table(rows, kept=kept)
-    return table([["figure", "value"], *zip(rows[0][1:], rows[1][1:], strict=True)])
+    return table(rows)
 
 
 def figure_of(variant: Variant, name: str) -> float | None:
     """The mean over the finished seeds; before one is finished, as planned."""
     values = [value for run in variant.finished or variant.runs[:1] if (value := run.figure(name)) is not None]
     return sum(values) / len(values) if values else None
-
-
-def setting_table(sweep: Sweep) -> str:
-    """The settings of the runs that have started, and what they ran on."""
-    rows = [["setting", "value"]]
-    finished = [run.summary for run in sweep.runs if run.summary]
-    values = {name: [text_of(run.settings.get(name)) for run in sweep.runs if run.settings] for name in SETTINGS}
-    for name, words in {"tokens": "training tokens", **CONDITIONS}.items():
-        values[words] = [text_of(summary.get(name)) for summary in finished]
-    for name, texts in values.items():
-        distinct = list(dict.fromkeys(texts))
-        if set(distinct) - {"null"}:
-            rows.append([name, distinct[0] if len(distinct) == 1 else f"differs: {'; '.join(distinct)}"])
-    return table(rows, (0, 1), kept=2) if len(rows) > 1 else ""
 
 
 def left_out_table(sweep: Sweep) -> str:
