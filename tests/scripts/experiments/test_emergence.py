@@ -26,8 +26,8 @@ def write_heads(folder, induction, second):
 
 
 def test_the_steps_of_two_runs(tmp_path, monkeypatch):
-    write_heads(tmp_path / "multirun/day/time/a,seed=0", (0, 0, 0, 0.1, 0.5, 0.8), (7, 7, 7, 7, 5, 5))
-    write_heads(tmp_path / "multirun/day/time/a,seed=1", (0.01,) * 5 + (0.09,), (6, 6, 6, 6, 6, 5.8))
+    write_heads(tmp_path / "multirun/a/a,seed=0", (0, 0, 0, 0.1, 0.5, 0.8), (7, 7, 7, 7, 5, 5))
+    write_heads(tmp_path / "multirun/a/a,seed=1", (0.01,) * 5 + (0.09,), (6, 6, 6, 6, 6, 5.8))
     monkeypatch.chdir(tmp_path)
     [example] = blocks(ROOT / "docs/emergence.md", "python")
     exec(example, names := {})
