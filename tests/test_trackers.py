@@ -64,7 +64,7 @@ def test_wandb_has_the_curves_of_metrics_csv_and_the_samples(parts, text, tmp_pa
     assert curves == logged and {step for _, step in curves} == {*range(1, 9)}
     assert {key: last.config[key] for key in settings} == settings and last.config["code"] == code_version()
     names = {name: last.init[name] for name in ("id", "name", "group", "project")}
-    assert names == {"id": first.init["id"], "name": "a=1", "group": "2026/sweep", "project": "tril"}
+    assert names == {"id": first.init["id"], "name": "a=1", "group": "sweep", "project": "tril"}
     assert {key: last.summary[key] for key in results} == results and len(results) > 20
     assert (first.status, last.status) == (1, 0)
     [table] = [row["samples"] for row in last.rows if "samples" in row]

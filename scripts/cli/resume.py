@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 OF_OPTIM = ("lr", "muon_lr", "lr_scale", "betas", "weight_decay", "muon_weight_decay", "momentum", "schedule")
 MAY_CHANGE = (  # settings, and groups with all that is in them, that a resumed run takes from the command line
-    *("trainer", "callbacks", "checkpoint", "logger", "compile", "data.path", "data.cache_dir", "data.val_batch_size"),
+    *("trainer", "callbacks", "checkpoint", "logger", "compile", "data.path", "data.cache_dir"),
+    *("data.batch_size", "data.val_batch_size"),  # of a process: their number may change
     *(f"optim.{name}" for name in OF_OPTIM),
     *(f"model.{name}" for name in FOR_TRAINING),
 )

@@ -13,6 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -39,6 +40,7 @@ def run_grid(words: Sequence[str]) -> None:
         UserError: a run is invalid; none has been trained.
     """
     of_hydra = [word for word in words if word.startswith("hydra")]
+    hydra.compose("train", of_hydra)  # a wrong launcher is found before the text is prepared
     parsed = OverridesParser.create().parse_overrides([word for word in words if word not in of_hydra])
     base = compose("train", [grid.argument_of(each) for each in parsed if not each.is_sweep_override()])
     for key in OF_A_RUN:

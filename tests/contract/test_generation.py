@@ -108,5 +108,5 @@ def test_the_command_prints_the_text_of_python_which_is_the_recorded_one(trained
     assert_golden("generation", "three prompts, seed 0", lm.generate(["The dog ", "The", "The"], 24, top_p=0.9))
     settings = [f"{name}={value}" for name, value in options.items()]
     settings.append("device=cpu")  # a GPU draws other random numbers
-    done = run("sample", f"ckpt={trained}", "prompt='The dog '", *settings, cwd=tmp_path)
+    done = run("sample", f"ckpt={trained}", "prompt=The dog ", *settings, cwd=tmp_path)
     assert done.returncode == 0 and done.stdout == f"The dog {text}\n"
