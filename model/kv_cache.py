@@ -63,8 +63,10 @@ class LayerCache:
         self.keys, self.values, self.start = keys, values, start  # (B, G, S + 1, D) and (B, G, S, D_v)
 
     def key_at_start(self) -> Tensor:
-        """What is written at `start` so far, (B, G, 1, D): zeros, or what `OffsetKeys` left there."""
-        return self.keys.index_select(2, self._positions(1))
+        """What is written at `start` so far, (B, G, 1, D): zeros, or what `OffsetKeys` left there for this key."""
+        if isinstance(self.start, Tensor):
+            return self.keys.index_select(2, self.start)
+        return self.keys.narrow(2, self.start, 1)
 
     def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Writes k (B, G, T, D) and v (B, G, T, D_v) from `start` on.
@@ -90,7 +92,7 @@ class LayerCache:
             held = f"a cache that holds {self.start} of {capacity} positions"
             raise ValueError(f"{n_new} positions do not fit into {held}; create a larger one or set its length back")
         for store, new in ((self.keys, k), (self.values, v)):
-            store.index_copy_(2, self._positions(new.shape[2]), new.type_as(store))  # under autocast k may be bf16
+            self._write(store, new)
         return self.keys[:, :, :end], self.values[:, :, :end]
 
     def written(self, n_queries: int, *, mask: Tensor | None, window: int | None) -> Tensor | None:
@@ -98,6 +100,10 @@ class LayerCache:
         options = {"window": window, "start": self.start, "device": self.values.device}
         return visible_keys(n_queries, self.values.shape[2], mask=mask, bias=None, causal=True, **options)
 
-    def _positions(self, n: int) -> Tensor:
-        """Of the first n new keys: (n,) int64."""
-        return self.start + torch.arange(n, device=self.keys.device)
+    def _write(self, store: Tensor, new: Tensor) -> None:
+        """Writes `new` (B, G, n, size) from `start` on; for a number, a view is half as much work as an index."""
+        if isinstance(self.start, Tensor):
+            positions = self.start + torch.arange(new.shape[2], device=store.device)  # (n,)
+            store.index_copy_(2, positions, new.type_as(store))  # under autocast `new` may be bf16
+        else:
+            store.narrow(2, self.start, new.shape[2]).copy_(new)

@@ -32,12 +32,13 @@ class OffsetKeys:
             cache: has the half of the key before the first one; without a cache that half is zero.
 
         Returns:
-            (B, G, T, D). With a cache (B, G, T + 1, D): the last row is for the key that follows.
+            (B, G, T, D). With a cache (B, G, T + 1, D): the last row has the moved half of the key that follows, which
+            overwrites the other half.
         """
         if cache is None:
             return torch.where(self._moves(k), F.pad(k[..., :-1, :], (0, 0, 1, 0)), k)
         before = cache.key_at_start().type_as(k)  # (B, G, 1, D)
-        return torch.where(self._moves(k), torch.cat((before, k), 2), F.pad(k, (0, 0, 0, 1)))
+        return torch.where(self._moves(k), torch.cat((before, k), 2), torch.cat((k, before), 2))
 
     def separate(self, k: Tensor, n_queries: int, *, mask: Tensor | None, bias: Tensor | None) -> Tensor:
         """Zeroes the moved half of a key that a query sees without the one before, as at the start of a document.
