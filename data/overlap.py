@@ -33,7 +33,13 @@ def measure_overlap(train: np.ndarray, val: np.ndarray, n_ids: int, bytes_per_to
         "tokens" that count, their "share" of the validation part, and the "passage_tokens" of a passage.
     """
     length = max(PASSAGE_TOKENS, round(PASSAGE_BYTES / max(bytes_per_token, 1)))
-    in_val = passage_hashes(val, length, n_ids)  # (N - n + 1,)
+    tokens = int(cover(occurring(train, val, length, n_ids), length).sum())
+    return {"tokens": tokens, "share": tokens / max(len(val), 1), "passage_tokens": length}
+
+
+def occurring(train: np.ndarray, val: np.ndarray, length: int, n_ids: int) -> np.ndarray:
+    """Whether each passage of `length` ids of the validation part occurs in training: boolean (N - length + 1,)."""
+    in_val = passage_hashes(val, length, n_ids)
     passages = distinct(in_val)  # (M,)
     occurs = np.zeros(len(passages), dtype=bool)
 
@@ -44,8 +50,7 @@ def measure_overlap(train: np.ndarray, val: np.ndarray, n_ids: int, bytes_per_to
     with ThreadPoolExecutor(min(os.cpu_count() or 1, MAX_THREADS)) as pool:
         for _ in pool.map(find, range(0, len(train) if len(passages) else 0, CHUNK)):  # threads write the same value
             pass
-    tokens = int(cover(contains(passages[occurs], in_val), length).sum())
-    return {"tokens": tokens, "share": tokens / max(len(val), 1), "passage_tokens": length}
+    return contains(passages[occurs], in_val)
 
 
 @lru_cache(maxsize=4)

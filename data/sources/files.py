@@ -172,9 +172,8 @@ def find(key: str, pattern: str | list[str] | None) -> dict[Path, bool]:
     if path.is_file():
         return {path: True}
     parts = path.parts
-    first = (
-        len(parts) if path.is_dir() else next((i for i, part in enumerate(parts) if set(part) & set("*?[")), len(parts))
-    )
+    first = next((i for i, part in enumerate(parts) if set(part) & set("*?[")), len(parts))
+    first = len(parts) if path.is_dir() else first  # a folder may have such a name
     folder, names = Path(*parts[:first]), parts[first:] or ("**",)
     files = dict.fromkeys(matching(folder, names), False)
     if not files:

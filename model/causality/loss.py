@@ -361,7 +361,7 @@ def check_overlap(train: Tensor | None, validation: Tensor | None) -> Result:
     Raises:
         ValueError: one of them is missing, is empty, or has another type or shape.
     """
-    from tril.data.overlap import PASSAGE_TOKENS, contains, cover, distinct, passage_hashes
+    from tril.data.overlap import PASSAGE_TOKENS, cover, occurring
 
     texts = [x for x in (train, validation) if isinstance(x, Tensor) and x.dim() == 1 and not x.is_floating_point()]
     if len(texts) < 2 or not all(map(len, texts)):
@@ -369,8 +369,7 @@ def check_overlap(train: Tensor | None, validation: Tensor | None) -> Result:
     train_ids, ids = (text.cpu().numpy() for text in texts)
     size = min(PASSAGE_TOKENS, max(MIN_PASSAGE_TOKENS, len(ids) // 64), len(ids))
     n_ids = int(max(text.max() for text in texts)) + 1
-    known = distinct(passage_hashes(train_ids, size, n_ids))
-    starts = contains(known, passage_hashes(ids, size, n_ids))  # (N - n + 1,)
+    starts = occurring(train_ids, ids, size, n_ids)  # (N - n + 1,)
     share = float(cover(starts, size).mean())
     where = ""
     if share > MAX_SHARE:
