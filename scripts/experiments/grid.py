@@ -115,9 +115,7 @@ def settings_of(combination: Sequence[Override], composed: dict[tuple[str, ...],
     Args:
         composed: the settings of earlier calls.
     """
-    numbers = [
-        each for each in combination if each.is_add() is each.is_delete() is isinstance(each.value(), str) is False
-    ]
+    numbers = [each for each in combination if not (each.is_add() or each.is_delete() or isinstance(each.value(), str))]
     others = tuple(argument_of(each) for each in combination if each not in numbers)
     if others not in composed:
         composed[others] = compose("train", others).settings
@@ -188,8 +186,6 @@ def folder_name(values: Mapping[str, object]) -> str:
 
 def fit_to_text(runs: Sequence[PlannedRun]) -> tuple[list[PlannedRun], list[Rejected]]:
     """Prepares the text and sets the sizes of each run; rejects runs for which the text is too short."""
-    import torch
-
     from tril.data.batches import TrainWindows, ValWindows
     from tril.model.gpt import GPT, sizes
 
@@ -205,8 +201,7 @@ def fit_to_text(runs: Sequence[PlannedRun]) -> tuple[list[PlannedRun], list[Reje
         except (ValueError, OSError) as error:
             rejected.append(Rejected(run.arguments, message_of(error)))
             continue
-        with torch.device("meta"):
-            run.sizes |= sizes(GPT(run.config.model), run.config.window_lengths)
+        run.sizes |= sizes(GPT.without_values(run.config.model), run.config.window_lengths)
         fitted.append(run)
     return fitted, rejected
 

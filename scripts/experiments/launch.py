@@ -27,6 +27,7 @@ from tril.scripts.experiments import grid, run_process
 from tril.scripts.experiments.sweep import Run, planned_runs, read_launches
 
 OF_A_RUN = ("resume", "minutes")  # settings of a single run
+FOLDER = "hydra.sweep.dir"
 FREE = ("logger", "checkpoint", "sweep", "seed", *OF_A_RUN)  # in which the runs of a sweep may differ
 
 
@@ -39,9 +40,11 @@ def run_grid(words: Sequence[str]) -> None:
     Raises:
         UserError: a run is invalid; none has been trained.
     """
-    of_hydra = [word for word in words if word.startswith("hydra")]
-    hydra.compose("train", of_hydra)  # a wrong launcher is found before the text is prepared
-    parsed = OverridesParser.create().parse_overrides([word for word in words if word not in of_hydra])
+    every = OverridesParser.create().parse_overrides(list(words))
+    of_hydra = {each.get_key_element(): each for each in every if each.get_key_element().startswith("hydra")}
+    parsed = [each for each in every if each not in of_hydra.values()]
+    launcher = [str(each.input_line) for key, each in of_hydra.items() if key != FOLDER]
+    hydra.compose("train", launcher)  # a wrong one is found before the text is prepared
     base = compose("train", [grid.argument_of(each) for each in parsed if not each.is_sweep_override()])
     for key in OF_A_RUN:
         if base.settings[key] is not None:
@@ -52,20 +55,19 @@ def run_grid(words: Sequence[str]) -> None:
     skip_invalid = bool(base.settings["sweep"]["skip_invalid"])
     grid.report_rejected(runs, rejected, skip_invalid=skip_invalid)
     swept = grid.name_runs(runs)
+    chosen = str(of_hydra[FOLDER].value()) if FOLDER in of_hydra else None
     with user_errors():
         fitted, rejected = grid.fit_to_text(runs)
         grid.report_rejected(fitted, rejected, skip_invalid=skip_invalid)
-        chosen = [word.partition("=")[2].strip("'\"") for word in of_hydra if word.startswith("hydra.sweep.dir=")]
         baseline = {key: grid.value_of(base.settings, key, base.choices.get(key)) for key in swept}
-        folder = record_launch(fitted, swept, base.settings, baseline, chosen=chosen[0] if chosen else None)
+        folder = record_launch(fitted, swept, base.settings, baseline, chosen=chosen)
     states = [state_of(folder / run.folder) for run in fitted]
     print(f"{grid.grid_table(fitted, states)}\n\nfolder  {folder}")
     print(f"{len(fitted) - states.count('finished')} of {len(fitted)} runs to train\n", flush=True)
     if left := [run.folder for run, state in zip(fitted, states, strict=True) if state != "finished"]:
-        places = [f"hydra.sweep.dir={quoted(str(folder.absolute()))}", "hydra.sweep.subdir=."]
-        others = [word for word in of_hydra if not word.startswith("hydra.sweep.dir=")]
+        places = [f"{FOLDER}={quoted(str(folder.absolute()))}", "hydra.sweep.subdir=."]
         jobs = f"+run={','.join(map(quoted, left))}"
-        GlobalHydra.instance().hydra.multirun("train", run_job, [*others, *places, jobs])  # pyright: ignore
+        GlobalHydra.instance().hydra.multirun("train", run_job, [*launcher, *places, jobs])  # pyright: ignore
     finish(folder)
 
 

@@ -73,7 +73,7 @@ def losses_of(sweep: Sweep) -> Losses:
     places = {(v, seeds.index(run.seed)): run for v, variant in enumerate(variants) for run in variant.finished}
     finite = {place: run for place, run in places.items() if not run.diverged}
     one_text = len({run.summary.get("data_fingerprint") for run in places.values()}) < 2
-    windows = [run.windows() for run in finite.values()]
+    windows = [run.windows for run in finite.values()]
     kept = [each for each in windows if each is not None]
     nll, sizes, kind = document_sums(kept) if one_text and len(kept) == len(windows) > 0 else WHOLE
     if nll is None:
@@ -117,7 +117,7 @@ def different_texts(runs: Iterable[Run]) -> str | None:
     """
     sizes = []
     for run in runs:
-        windows, per_token = run.windows(), run.summary.get("val_bytes_per_token")
+        windows, per_token = run.windows, run.summary.get("val_bytes_per_token")
         if windows is not None and per_token is not None:
             sizes.append(float(windows["targets"].sum()) * per_token)
     if not sizes or math.isclose(min(sizes), max(sizes), rel_tol=SAME_BYTES):

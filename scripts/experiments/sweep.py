@@ -89,6 +89,7 @@ class Run:
         }
         return {name: np.array(each, float).reshape(-1, 2) for name, each in points.items()}
 
+    @functools.cached_property
     def windows(self) -> dict[str, np.ndarray] | None:
         """Losses of the last validation; None if they were not kept, or the run diverged after it.
 
