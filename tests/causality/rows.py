@@ -632,12 +632,17 @@ PUBLISHED = {  # rows that rebuild a published leak, and its page on github.com
 }
 
 
-def each(*kinds: str, leaks: tuple[bool, ...] = (True, False)) -> Any:
-    """Parametrizes a test with the rows of these kinds; every fourth leak and every twelfth other row is not slow."""
+def each(*kinds: str, leaks: tuple[bool, ...] = (True, False), by_chance: bool = True) -> Any:
+    """Parametrizes a test with the rows of these kinds; every fourth leak and every twelfth other row is not slow.
+
+    Args:
+        by_chance: also with the leaks that the certificate finds with some seeds only.
+    """
 
     def parameter(i: int, row: Row) -> Any:
         short = i % (4 if row.leaks else 12) == 0 and row.context_length <= CONTEXT_LENGTH and row.calls < 100
         return pytest.param(row, id=row.name, marks=[pytest.mark.slow] * (not short))
 
-    found = [parameter(i, row) for i, row in enumerate(ROWS) if row.kind in kinds and row.leaks in leaks]
+    chosen = [(i, row) for i, row in enumerate(ROWS) if row.kind in kinds and row.leaks in leaks]
+    found = [parameter(i, row) for i, row in chosen if by_chance or not row.by_chance]
     return pytest.mark.parametrize("row", found)
