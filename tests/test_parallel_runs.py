@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.contract.harness import BARE, ROOT, TINY, merged, metrics, newest_run, run
+from tests.contract.harness import BARE, ROOT, TINY, Process, merged, metrics, newest_run, run
 from tests.runs import rows
 from tril.model.checkpoint import read_state
 
@@ -25,9 +25,11 @@ ONCE = (r"^model   ", r"^folder  ", r"^step +4  validation", r"^  validation  ",
 
 
 def assert_same_run(folder, expected):
-    columns = [key for key in rows(expected)[0] if key.startswith(("train/loss", "val/", "grad_norm", "lr"))]
-    assert {"train/loss", "val/loss", "val/bpb", "grad_norm/total"} <= {*columns}
-    for key in columns:
+    columns = [
+        key for key in rows(expected)[0] if key.startswith(("train/loss", "train/tokens", "val/", "grad_norm", "lr"))
+    ]
+    assert {"train/loss", "train/tokens", "val/loss", "val/bpb", "grad_norm/total"} <= {*columns}
+    for key in (*columns, "train/tokens"):
         assert metrics(folder, key) == pytest.approx(metrics(expected, key), abs=LIMIT, rel=LIMIT), key
     state, other = (read_state(each / "checkpoints" / "last.ckpt") for each in (folder, expected))
     [optimizer], [other_optimizer] = state["optimizer_states"], other["optimizer_states"]
@@ -38,6 +40,17 @@ def assert_same_run(folder, expected):
     windows, expected = (np.load(each / "windows_last.npz") for each in (folder, expected))
     for key in expected:  # in batches of 5: two ranks have unequal shares
         assert np.allclose(windows[key], expected[key], rtol=LIMIT, atol=LIMIT), key
+
+
+def free_port() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return str(free.getsockname()[1])
+
+
+def of_torchrun(rank: int, port: str) -> dict[str, str]:
+    """The variables that torchrun sets for one of the two processes of a node."""
+    ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank), "GROUP_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    return ranks | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "x"}
 
 
 @pytest.mark.slow
@@ -54,12 +67,10 @@ def test_a_run_of_one_process_goes_on_with_ddp_and_then_with_one_again(texts, ru
 @pytest.mark.slow
 def test_two_nodes_of_torchrun_are_one_run_with_one_folder_and_one_log_and_it_goes_on_as_one_node(texts, tmp_path):
     """The nodes are on this machine. With dropout: each of the two processes has its random numbers again."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     settings = ("trainer=ddp", "trainer.num_nodes=2", "trainer.devices=1", "hydra.run.dir=outputs/one/folder")
     settings += (f"data.val_path={texts.parent}/39.txt", "data.batch_size=1", "model.resid_dropout=0.1", *STEPS)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
-    torchrun += ["--master-addr=127.0.0.1", f"--master-port={port}"]
+    torchrun += ["--master-addr=127.0.0.1", f"--master-port={free_port()}"]
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "encoding": "utf-8", "cwd": tmp_path}
     options["env"] = os.environ | {"TRIL_CACHE": f"{tmp_path}/cache", "OMP_NUM_THREADS": "1"}
     settings = merged(TINY, f"data.path={texts}", *settings)
@@ -77,14 +88,15 @@ def test_two_nodes_of_torchrun_are_one_run_with_one_folder_and_one_log_and_it_go
     assert "Warning" not in err and "INFO" not in out + err
 
     node = "trainer.num_nodes=1", "trainer.devices=2", "trainer.max_steps=8"
-    run("train", "resume=outputs/one/folder", *node, cwd=tmp_path).succeeded()
-    run("train", *merged(settings, *node, "hydra.run.dir=whole"), cwd=tmp_path).succeeded()
+    for words in (["resume=outputs/one/folder", *node], merged(settings, *node, "hydra.run.dir=whole")):
+        port = free_port()
+        ranks = [Process("train", *words, cwd=tmp_path, **of_torchrun(rank, port)) for rank in (0, 1)]
+        [rank.done().succeeded() for rank in ranks]
     assert_same_run(tmp_path / "outputs/one/folder", tmp_path / "whole")
 
 
 def test_processes_of_torchrun_must_be_those_of_the_settings_and_need_one_folder(tmp_path, text):
-    environment = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "TORCHELASTIC_RUN_ID": "x"}
-    environment |= {"TRIL_CACHE": str(tmp_path / "c")}
+    environment = of_torchrun(0, "0") | {"TRIL_CACHE": str(tmp_path / "c")}
     done = run("train", *TINY, f"data.path={text}", cwd=tmp_path, **environment)
     limit = "must be 2, the number of processes that torchrun or srun started; change one of them"
     done.refused(f"trainer.devices=1 * trainer.num_nodes=1 {limit}")

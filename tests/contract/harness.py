@@ -9,11 +9,12 @@ import importlib
 import io
 import json
 import logging
+import multiprocessing
 import os
-import pickle
 import shutil
 import subprocess
 import sys
+import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +25,8 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes of `Process`
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # a copy of a process has one of its threads
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = Path(__file__).with_name("golden")
 COMMANDS = ("train", "sample", "play", "export", "heads", "evaluate", "certify", "report", "referee")
@@ -132,30 +134,41 @@ def small_picture(path: Path, *_, **__) -> None:
     imsave(path, [[0.0]])
 
 
-class Process(subprocess.Popen):
-    """`python NAME.py ARGUMENTS` in the folder `cwd`, in a new process: for what ends or changes a process.
+class Process(multiprocessing.get_context("fork").Process):
+    """`python NAME.py ARGUMENTS` in the folder `cwd`, in a copy of this process: for what ends or changes a process.
 
     Args:
-        before: a function of a module, or a partial of one, which the process calls first.
+        before: a function, which the process calls first.
         environment: variables to set.
     """
 
-    def __init__(self, name: str, *arguments: object, cwd: Path, before: Callable | None = None, **environment: str):
-        code = "import pickle, sys; first, main = pickle.loads(bytes.fromhex(sys.argv.pop(1))); first(); main()"
-        code = f"import sys; sys.argv[0] = {str(ROOT / f'{name}.py')!r}; {code}"  # which Lightning starts for each rank
-        command = [sys.executable, "-c", code, pickle.dumps((before or int, main_of(name))).hex()]
-        paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-        variables = {"TRIL_CACHE": f"{cwd}/cache", "PYTHONPATH": paths, "PYTHONIOENCODING": "utf-8"} | environment
-        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "encoding": "utf-8"}
-        super().__init__([*command, *map(str, arguments)], cwd=cwd, env=os.environ | variables, **streams)
+    def __init__(self, name: str, *arguments: object, cwd: Path, before: Callable = int, **environment: str):
+        super().__init__(name=name)
+        self.arguments, self.cwd, self.before, self.environment = arguments, cwd, before, environment
+        self.pipes = [os.pipe(), os.pipe()]  # more than a file, which a full disk would limit
+        self.start()
+        for _, written in self.pipes:
+            os.close(written)
+
+    def run(self) -> None:
+        for number, (_, written) in enumerate(self.pipes, 1):
+            os.dup2(written, number)
+        sys.stdout, sys.stderr = (open(number, "w", encoding="utf-8", closefd=False) for number in (1, 2))
+        os.environ |= {"TRIL_CACHE": f"{self.cwd}/cache", **self.environment}
+        os.chdir(self.cwd)
+        sys.argv = [str(ROOT / f"{self.name}.py"), *map(str, self.arguments)]
+        sys.modules["__main__"].__spec__ = None  # so Lightning starts this program, and not pytest, for each rank
+        self.before()
+        sys.exit(call_main(self.name))
 
     def done(self, timeout: float = 240) -> Done:
         """Waits for its end."""
-        try:
-            out, err = self.communicate(timeout=timeout)
-        finally:
-            self.kill()
-        return Done(self.args, self.returncode, out, err)
+        alarm = threading.Timer(timeout, self.kill)
+        alarm.start()
+        out, err = (open(read, encoding="utf-8").read() for read, _ in self.pipes)  # both are shorter than a pipe
+        self.join()
+        alarm.cancel()
+        return Done(self.name, self.exitcode, out, err)
 
 
 def train_run(*settings: object, cwd: Path, base: Sequence = BARE, **options) -> Path:

@@ -201,7 +201,7 @@ def test_a_finished_run_goes_on_for_more_steps_as_if_they_had_been_planned(setti
 def test_a_killed_process_ends_the_run_and_no_process_is_left(texts, tmp_path):
     ranks = ("trainer=ddp", "trainer.devices=2", "trainer.max_steps=100000", "trainer.val_check_interval=10")
     process = Process("train", *merged(BARE, f"data.path={texts}", *ranks), cwd=tmp_path)
-    while process.poll() is None and not list(tmp_path.rglob("last.ckpt")):
+    while process.is_alive() and not list(tmp_path.rglob("last.ckpt")):
         time.sleep(0.2)
     family = psutil.Process(process.pid).children(recursive=True)
     next(child for child in family if "train.py" in " ".join(child.cmdline())).kill()

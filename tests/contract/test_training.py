@@ -130,12 +130,8 @@ def test_loss_and_bits_per_byte_are_those_of_the_logits_over_windows_in_order(na
     assert content["final_val_bpb"] == pytest.approx(nats / math.log(2) / size, rel=1e-6)
 
 
-RANKS = pytest.param("trainer=ddp trainer.devices=2", marks=pytest.mark.slow)
-
-
-@pytest.mark.parametrize("ways", ["trainer.accumulate_grad_batches=2", RANKS])
-def test_accumulated_gradients_and_those_of_two_processes_are_those_of_a_larger_batch(ways, run_of):
-    parts, whole = run_of("data.batch_size=3", ways), run_of("data.batch_size=6")
+def test_accumulated_gradients_are_those_of_a_larger_batch(run_of):
+    parts, whole = run_of("data.batch_size=3", "trainer.accumulate_grad_batches=2"), run_of("data.batch_size=6")
     for column in ("train/loss", "val/loss", "grad_norm/total", "train/tokens"):
         assert metrics(parts, column) == pytest.approx(metrics(whole, column), rel=1e-5), column
 
