@@ -8,7 +8,6 @@ the newer half of it, with and without a KV cache: one prefill per half context.
 recompute the whole context at every step.
 """
 
-import collections
 import contextlib
 import functools
 import warnings
@@ -21,8 +20,6 @@ from tril.model.compilation import raise_recompile_limit
 from tril.model.generation.sampling import Choice, SamplingConfig, choose
 from tril.model.gpt import GPT
 
-# Steps that a device may run ahead of the reader, so that it never waits for the host. Extra results are dropped.
-STEPS_AHEAD = {"cuda": 1}
 TOKENS_PER_BATCH = 2048  # of texts that are scored: all CPU cores are busy, and the logits of a large vocabulary fit
 COMPILE_OPTIONS = {
     "cuda": {"mode": "reduce-overhead"},
@@ -57,44 +54,24 @@ def generate_ids(
     Yields:
         The new ids (B,) of each step, on the CPU.
     """
-    device, n_steps = model.embed.weight.device, sampling.max_new_tokens
+    device = model.embed.weight.device
     generator = torch.Generator(device)
     generator.seed() if sampling.seed is None else generator.manual_seed(sampling.seed)
-    rows = Rows(model, prompts, max_new_tokens=n_steps, **options)
+    rows = Rows(model, prompts, max_new_tokens=sampling.max_new_tokens, **options)
     choice = Choice.of(sampling, prompts, vocab_size or model.config.vocab_size, device)
     ended = torch.zeros(len(prompts), dtype=torch.bool, device=device)  # (B,)
-    pending = collections.deque()
-    for step in range(n_steps):
+    for step in range(sampling.max_new_tokens):
         choice.draw(generator)
         ids = rows.choose(choice if step or first is None else choice._replace(allowed=first.to(device)))  # (B,)
-        if eot_id is not None and len(prompts) > 1:
+        if eot_id is not None:
             ids = ids.masked_fill(ended, eot_id)
             ended |= ids == eot_id
         if choice.seen is not None:
             choice.seen.scatter_(1, ids[:, None], True)
         rows.append(ids)
-        pending.append(to_host(ids))
-        # The first token is returned before the second is computed, and the last step returns all that remain.
-        ahead = 0 if step in (0, n_steps - 1) else STEPS_AHEAD.get(device.type, 0)
-        while len(pending) > ahead:
-            yield (ids := pending.popleft()())
-            if eot_id is not None and (ids == eot_id).all():
-                return
-
-
-def to_host(ids: Tensor) -> Callable[[], Tensor]:
-    """Starts to copy `ids` to the host; the returned function waits for this copy alone, not for later device work."""
-    if ids.device.type != "cuda":
-        return ids.cpu
-    host, copied = torch.empty(ids.shape, dtype=ids.dtype, pin_memory=True), torch.cuda.Event()
-    host.copy_(ids, non_blocking=True)
-    copied.record()
-
-    def wait() -> Tensor:
-        copied.synchronize()
-        return host
-
-    return wait
+        yield (ids := ids.cpu())
+        if eot_id is not None and (ids == eot_id).all():
+            return
 
 
 class Rows:
@@ -125,12 +102,9 @@ class Rows:
         self.model, self.limit, device = model, model.config.context_length, model.embed.weight.device
         self.head_gate = None if head_gate is None else head_gate.to(device)
         self.modules = list(model.modules())  # listed once: it takes a tenth of a small model's step
-        kept = [list(prompt[-self.limit :]) for prompt in prompts]
-        self.length = max(map(len, kept))
-        self._pad([self.length - len(row) for row in kept], device)
-        self.ids = torch.zeros(len(kept), self.limit + 1, dtype=torch.long, device=device)  # (B, context_length + 1)
-        self.ids[:, : self.length] = torch.tensor([[0] * n + row for n, row in zip(self.padding, kept, strict=True)])
+        self.ids = torch.zeros(len(prompts), self.limit + 1, dtype=torch.long, device=device)  # (B, context_length + 1)
         self.cache, self.step = None, None
+        self._start([torch.tensor(prompt[-self.limit :], device=device) for prompt in prompts])
         if use_cache and model.config.causal:
             # No position follows the last token. A compiled step has one capacity for all lengths.
             capacity = self.limit if compile else min(self.limit, self.length + max_new_tokens - 1)
@@ -140,14 +114,27 @@ class Rows:
             for tensor in (*self.cache.keys, *self.cache.values):  # which a CUDA graph then writes instead of a copy
                 torch._dynamo.mark_static_address(tensor, guard=False)
 
+    def _start(self, rows: Sequence[Tensor]) -> None:
+        """Starts with these ids of each row, (T,) each, and with an empty cache."""
+        self.length = max(map(len, rows))
+        self.padding = [self.length - len(row) for row in rows]
+        for ids, row, n in zip(self.ids, rows, self.padding, strict=True):
+            ids[n : self.length] = row
+        # Equal rows need no mask.
+        self.shift = torch.tensor(self.padding, device=self.ids.device)[:, None] if any(self.padding) else None
+        self.guards_checked = False  # the step is another program with padding than without
+        if self.cache is not None:
+            self.cache.length = 0
+
     def logits(self) -> Tensor:
         """(B, V), for the next token of each row."""
         return self.choose(None)
 
     def choose(self, choice: Choice | None) -> Tensor:
         """The next token of each row, (B,); without a choice, the logits (B, V)."""
-        if self.length > self.limit:
-            self._make_room()
+        if self.length > self.limit:  # all positions move, so the cache starts again
+            rows = [ids[n : self.length].clone() for ids, n in zip(self.ids, self.padding, strict=True)]
+            self._start([row[-max(1, self.limit // 2) :] if len(row) > self.limit else row for row in rows])
         start = 0 if self.cache is None else self.cache.length
         step, options = decode_step, {"cache": self.cache, "head_gate": self.head_gate}
         stance = contextlib.nullcontext()
@@ -171,22 +158,6 @@ class Rows:
         """Adds the next token of each row, (B,)."""
         self.ids[:, self.length] = ids
         self.length += 1
-
-    def _make_room(self) -> None:
-        """Keeps the newer half of each row that exceeds the context. All positions move, so the cache starts again."""
-        lengths = [self.length - hidden for hidden in self.padding]
-        lengths = [n if n <= self.limit else max(1, self.limit // 2) for n in lengths]
-        longest = max(lengths)
-        self.ids[:, :longest] = self.ids[:, self.length - longest : self.length].clone()
-        self.length = longest
-        self._pad([longest - n for n in lengths], self.ids.device)
-        if self.cache is not None:
-            self.cache.length = 0
-
-    def _pad(self, padding: list[int], device: torch.device) -> None:
-        self.padding = padding
-        self.shift = torch.tensor(padding, device=device)[:, None] if any(padding) else None  # equal rows: no mask
-        self.guards_checked = False  # the step is another program with padding than without
 
 
 def decode_step(

@@ -19,16 +19,15 @@ MAX_KEPT_BYTES = 1 << 30
 REGIONAL = "regional"  # one block is compiled and used for all blocks
 GRAPHS = "reduce-overhead"  # the whole loss is compiled, and its kernels are started as one CUDA graph
 
-# Dense bf16 peaks in TFLOP/s, of NVIDIA's data sheets, which print twice these for 2:4 sparsity. The first row whose
-# words appear in the device name is used; None marks cards that are slower than the one whose name they contain.
-PEAK_TFLOPS: tuple[tuple[str, float | None], ...] = (
-    ("MIG|Laptop GPU|H100 PCIe|NVL|RTX 4090 D", None),
-    ("B200", 2250),
-    ("H100|H200|GH200", 989),
-    ("A100", 312),
-    ("L4", 121),
-    ("RTX 4090", 165.2),
-)
+# Dense bf16 FLOP/s by the names that torch reports, of NVIDIA's data sheets, which print twice these for 2:4 sparsity.
+# Cards with similar names, such as laptop GPUs, are slower.
+PEAK_FLOPS = {
+    "NVIDIA B200": 2250e12,
+    **dict.fromkeys(("NVIDIA H100 80GB HBM3", "NVIDIA H200", "NVIDIA GH200 480GB"), 989e12),
+    **dict.fromkeys(("NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe"), 312e12),
+    "NVIDIA L4": 121e12,
+    "NVIDIA GeForce RTX 4090": 165.2e12,
+}
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ class Hardware:
 def cpu_name() -> str:
     """The processor's model name; on Linux, platform.processor() returns the architecture at best."""
     cpuinfo = Path("/proc/cpuinfo")
-    match = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.MULTILINE) if cpuinfo.is_file() else None
+    match = re.search(r"model name\s*: (.+)", cpuinfo.read_text()) if cpuinfo.is_file() else None
     return match[1] if match else platform.processor() or platform.machine()
 
 
@@ -93,14 +92,6 @@ def configure_torch(accelerator: str) -> None:
     if accelerator == "cpu":
         keep_freed_memory()
     torch.set_float32_matmul_precision("high" if accelerator == "cuda" else "highest")
-
-
-def peak_flops(device_name: str) -> float | None:
-    """Dense bf16 FLOP/s of one device by the name that torch reports; None if PEAK_TFLOPS lacks it."""
-    for words, tflops in PEAK_TFLOPS:
-        if re.search(rf"\b({words})\b", device_name):  # whole words: an "L40S" is no "L4"
-            return tflops and tflops * 1e12
-    return None
 
 
 def has_bf16(accelerator: str) -> bool:
@@ -158,4 +149,4 @@ def select_hardware(
     compile = choose_compile(compile, device)
     mode = compile if isinstance(compile, str) else "default" if compile else None
     name = torch.cuda.get_device_name() if device == "cuda" else cpu_name()
-    return Hardware(device, precision, mode, name, peak_flops(name) if device == "cuda" else None)
+    return Hardware(device, precision, mode, name, PEAK_FLOPS.get(name))

@@ -69,7 +69,7 @@ class TrainingModule(LightningModule):
         compile, document_eot: see `Loss`.
 
     Attributes:
-        train_nats: the sum of the losses since the last `take_train_loss`, float32, on the device.
+        train_sums: nats and number of targets since the last `take_train_loss`, float32 (2,), on the device.
         val_windows: nats and number of targets of each window of the last validation, float64 (2, N).
         val_nll: nats of each target of the last validation, float32 (M,).
     """
@@ -93,7 +93,7 @@ class TrainingModule(LightningModule):
         self.val_windows, self.val_nll = torch.empty(2, 0), torch.empty(0)
         self._val = torch.empty(0)  # losses of the validation so far, (n_batches * B, T); on the device
         self.payload = dict(payload)
-        self.train_nats, self._train_targets = torch.zeros(()), torch.zeros((), dtype=torch.long)
+        self.train_sums = torch.zeros(2)
         self._random_states: dict[str, Tensor] = {}  # of a checkpoint, until training starts
 
     def set_total_steps(self, steps: int) -> None:
@@ -109,8 +109,9 @@ class TrainingModule(LightningModule):
         """
         _, targets = batch
         nll = self.losses(batch).sum()
-        self.train_nats = self.train_nats.to(nll.device) + nll.detach()
-        self._train_targets = self._train_targets.to(nll.device) + (targets != IGNORE).sum()
+        self.train_sums = self.train_sums.to(nll.device) + torch.stack(
+            [nll.detach(), (targets != IGNORE).sum().float()]
+        )
         return nll / targets.numel()
 
     def take_train_loss(self) -> Tensor:
@@ -118,10 +119,13 @@ class TrainingModule(LightningModule):
 
         Reading it at every step would make a GPU wait.
         """
-        sums = torch.stack([self.train_nats, self._train_targets.float()])
-        nats, targets = torch.as_tensor(self.all_gather(sums)).view(-1, 2).sum(0)
-        self.train_nats, self._train_targets = torch.zeros_like(self.train_nats), torch.zeros_like(self._train_targets)
+        nats, targets = self._of_all_ranks(self.train_sums).sum(0)
+        self.train_sums = torch.zeros_like(self.train_sums)
         return nats / targets.clamp(min=1)
+
+    def _of_all_ranks(self, tensor: Tensor) -> Tensor:
+        """The tensors of each rank, (W, ...)."""
+        return torch.as_tensor(self.all_gather(tensor)).view(-1, *tensor.shape)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Keeps the loss of every target, in one tensor: small ones between the large ones of each batch would fragment
@@ -134,8 +138,7 @@ class TrainingModule(LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         """Logs val/loss and val/bpb over all windows of all processes."""
-        nll = torch.as_tensor(self.all_gather(self._val)).view(-1, *self._val.shape)  # (W, N, T)
-        self.val_windows, self.val_nll = in_order(nll)
+        self.val_windows, self.val_nll = in_order(self._of_all_ranks(self._val))
         self._val = torch.empty(0)
         nats, targets = self.val_windows.sum(1).tolist()
         values = {"val/loss": nats / targets, "val/bpb": nats / math.log(2) / self.val_bytes(int(targets))}
@@ -162,27 +165,19 @@ class TrainingModule(LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Adds what sampling and an exact continuation need."""
+        sums = self._of_all_ranks(self.train_sums).sum(0)
         checkpoint["tril"] = dict(self.payload)
-        sums = {"nats": self.train_nats, "targets": self._train_targets}  # of each rank, (W,)
-        checkpoint["train_loss"] = {
-            key: torch.as_tensor(self.all_gather(x)).view(-1) for key, x in sums.items()
-        }  # (W,)
-        checkpoint["random_states"] = {}  # of each rank, (W, bytes of a state); sent from device to device
+        checkpoint["train_loss"] = {"nats": sums[:1], "targets": sums[1:].long()}
+        checkpoint["random_states"] = {}  # (W, bytes of a state); sent from device to device
         for kind in dict.fromkeys(("cpu", self.device.type)):  # in this order on all ranks
-            state = random_numbers(kind).get_rng_state()
-            gathered = torch.as_tensor(self.all_gather(state.to(self.device)))
-            checkpoint["random_states"][kind] = gathered.view(-1, len(state)).cpu()
+            state = random_numbers(kind).get_rng_state().to(self.device)
+            checkpoint["random_states"][kind] = self._of_all_ranks(state).cpu()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Reads what `on_save_checkpoint` added."""
-        self.train_nats, self._train_targets = map(self._of_this_rank, checkpoint["train_loss"].values())
+        sums = [x.sum().float() for x in checkpoint["train_loss"].values()]
+        self.train_sums = torch.stack(sums) * (self.global_rank == 0)
         self._random_states = checkpoint["random_states"]
-
-    def _of_this_rank(self, sums: Tensor) -> Tensor:
-        """Of the sums of each rank, (W,), the one of this rank; rank 0 takes those of another number of ranks."""
-        if sums.numel() == self.trainer.world_size:
-            return sums.view(-1)[self.global_rank].clone()
-        return sums.sum() * (self.global_rank == 0)
 
     def on_train_start(self) -> None:
         """Restores random states last, since what runs before may draw random numbers.

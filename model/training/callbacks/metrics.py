@@ -5,10 +5,10 @@
 
 import contextlib
 import csv
+import itertools
 import math
 import statistics
 import time
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -119,17 +119,16 @@ class Metrics(Callback):
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: TrainingModule, optimizer: Optimizer) -> None:
         """Measures the gradient; raises NonFiniteError instead of an update with numbers that are not finite."""
-        gradients = [(group["name"], p.grad) for group in optimizer.param_groups for p in group["params"]]
-        names, tensors = zip(*[each for each in gradients if each[1] is not None], strict=True)
-        nats = pl_module.train_nats.clone()  # not finite if the loss of one micro-batch is not
-        if trainer.world_size > 1:
-            nats = trainer.strategy.reduce(nats, reduce_op="sum")  # in place
-        # the one transfer from the device in a step
-        *norms, nats = torch.stack([*torch._foreach_norm(tensors, 2, torch.float32), nats]).tolist()
-        groups = defaultdict(list)
-        for name, norm in zip(names, norms, strict=True):
-            groups[name].append(norm)
-        self._norms = {"total": math.hypot(*norms)} | {name: math.hypot(*each) for name, each in groups.items()}
+        gradients = {
+            group["name"]: [p.grad for p in group["params"] if p.grad is not None] for group in optimizer.param_groups
+        }
+        # not finite if the loss of one micro-batch is not; reduced in place
+        nats = trainer.strategy.reduce(pl_module.train_sums[0].clone(), reduce_op="sum")
+        norms = torch._foreach_norm([*itertools.chain(*gradients.values())], 2, torch.float32)
+        nats, *norms = torch.stack([nats, *norms]).tolist()  # the one transfer from the device in a step
+        rest = iter(norms)
+        groups = {name: math.hypot(*itertools.islice(rest, len(each))) for name, each in gradients.items()}
+        self._norms = {"total": math.hypot(*norms)} | groups
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         if not math.isfinite(nats) or not (math.isfinite(self._norms["total"]) or scaler):
             step, loss = trainer.global_step + 1, "" if math.isfinite(nats) else f"loss {nats}, "

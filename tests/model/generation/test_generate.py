@@ -22,7 +22,6 @@ PARTS = [
     {"n_heads": 0},
     {"causal": False},
 ]
-STEPS_AHEAD = "tril.model.generation.generate.STEPS_AHEAD"
 
 
 def forced(model, prompts, new, **options):
@@ -78,21 +77,17 @@ def test_one_prefill_then_single_tokens_and_equal_rows_never_get_a_mask(monkeypa
     list(generate_ids(model, [random_ids(5)] * 2, greedy(17)))
     assert calls == [5, 1, 1, 1, 1, 1, 1, 1, 6, 1, 1, 1, 1, 1, 1, 6, 1]
     assert Rows(model, [[1, 2], [3]], max_new_tokens=4).cache.capacity == 5  # nothing follows the last token
-    monkeypatch.setattr(STEPS_AHEAD, {"cpu": 2})
     calls.clear()
-    steps = generate_ids(model, [[1]], greedy(9))  # the first token does not wait for the second
-    assert [len(calls) for _ in itertools.islice(steps, 8)] == [1, 4, 5, 6, 7, 8, 9, 9]
+    steps = generate_ids(model, [[1]], greedy(9))  # no token waits for the next one
+    assert [len(calls) for _ in itertools.islice(steps, 8)] == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
-@pytest.mark.parametrize("steps_ahead", [0, 3])
-def test_rows_end_with_end_of_text_and_the_batch_with_its_last_row(steps_ahead, monkeypatch):
-    """Also where the device runs ahead of the reader, as on a GPU."""
+def test_rows_end_with_end_of_text_and_the_batch_with_its_last_row():
     model, prompts = tiny_gpt(), [random_ids(4) for _ in range(6)]
     free = ids_of(generate_ids(model, prompts, greedy(20)))
     eot = max(range(31), key=lambda token: sum(token in row for row in free))
     ends = [row.index(eot) + 1 if eot in row else 20 for row in free]
     assert len(set(ends)) > 1 and min(ends) < 20
-    monkeypatch.setattr(STEPS_AHEAD, {"cpu": steps_ahead})
     expected = [(row[:end] + [eot] * 20)[: max(ends)] for row, end in zip(free, ends, strict=True)]
     assert ids_of(generate_ids(model, prompts, greedy(20), eot_id=eot)) == expected
     first = ends.index(min(ends))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tril.model.training import hardware, loggers
-from tril.model.training.hardware import peak_flops, select_hardware
+from tril.model.training.hardware import select_hardware
 from tril.model.training.summary import PACKAGE, code_version, peak_memory_bytes
 
 
@@ -66,14 +66,6 @@ def test_what_the_machine_lacks_is_refused(machine, given, settings, message):
     machine(**given)
     with pytest.raises(ValueError, match=message):
         select_hardware(**settings)
-
-
-def test_peaks_by_device_name():
-    peaks = {"NVIDIA GH200 480GB": 989, "NVIDIA A100-SXM4-80GB": 312, "NVIDIA GeForce RTX 4090": 165.2}
-    slower = "NVIDIA H100 PCIe; NVIDIA H200 NVL; NVIDIA H100 80GB HBM3 MIG 1g.10gb; NVIDIA GeForce RTX 4090 Laptop GPU"
-    unknown = [*slower.split("; "), "NVIDIA L40S", "NVIDIA GeForce RTX 4090 D"]
-    assert {name: peak_flops(name) for name in peaks} == {name: peak * 1e12 for name, peak in peaks.items()}
-    assert [peak_flops(name) for name in unknown] == [None] * len(unknown)
 
 
 def test_the_memory_of_a_run_is_that_of_its_device(monkeypatch):

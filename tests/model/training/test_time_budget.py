@@ -17,7 +17,7 @@ from tril.model.runs import Run
 from tril.model.training import time_budget
 from tril.model.training.hardware import Hardware
 from tril.model.training.settings import OptimConfig, ScheduleConfig, TrainerConfig
-from tril.model.training.time_budget import AFTER, BEFORE, MEASURED, PlanSteps, TimePlan, fit_steps, mean_seconds
+from tril.model.training.time_budget import AFTER, BEFORE, SHAPES, PlanSteps, TimePlan, fit_steps
 
 PER_FLOP = 8e-12  # seconds
 MODEL = GPTConfig(vocab_size=4096, context_length=256, **NANO_PARTS)
@@ -26,7 +26,7 @@ NANO = ("model.n_layers", "model.dim")
 
 
 def seconds_of(plan: TimePlan) -> float:
-    return plan.steps * mean_seconds(plan.stages) + -(-plan.steps // plan.val_check_interval) * plan.val_seconds
+    return plan.steps * plan.step_seconds + -(-plan.steps // plan.val_check_interval) * plan.val_seconds
 
 
 def plan(seconds: float, model: GPTConfig = MODEL, kept: tuple[str, ...] = (), **options) -> TimePlan:
@@ -42,7 +42,7 @@ def test_more_time_gives_more_tokens_and_larger_models_and_all_of_it_is_used():
     sizes = [each.model.n_layers * each.model.dim for each in plans]
     assert sizes == sorted(sizes) and sizes[0] < sizes[-1]
     for seconds, each in zip(times, plans, strict=True):
-        assert (each.model.n_layers, each.model.dim) in MEASURED
+        assert (each.model.n_layers, each.model.dim) in SHAPES
         assert 0.8 * seconds - 4 < seconds_of(each) < seconds - BEFORE - AFTER
 
 
@@ -50,7 +50,7 @@ def test_the_seconds_of_steps_and_of_a_validation_are_those_of_their_flops():
     """A step of 8 windows of 256, of which the first half of the run cuts each into two."""
     chosen = plan(600, kept=NANO, lengths={128: 0.5, 256: 1.0})
     short, long = (8 * 256 * PER_FLOP * GPT(MODEL).flops_per_token({length: 1.0}) for length in (128, 256))
-    assert chosen.model == MODEL and chosen.stages == ((0.5, pytest.approx(short)), (1.0, pytest.approx(long)))
+    assert chosen.model == MODEL and chosen.step_seconds == pytest.approx((short + long) / 2)
     assert chosen.val_seconds == pytest.approx(300_000 / 2048 * long / 3 + time_budget.BESIDES)
 
 
@@ -107,7 +107,7 @@ def test_a_run_whose_time_is_over_is_the_one_of_its_recorded_steps(tmp_path, tex
     """A fifth of its 40 steps is 8, and the rate decays over the last half, so at least 16 steps are left of them."""
 
     def planned(model, *_, end, **__):
-        return TimePlan(model, 40, 15, ((1.0, 1.0),), 0.1, time.perf_counter(), 100)
+        return TimePlan(model, 40, 15, 1.0, 0.1, time.perf_counter(), 100)
 
     monkeypatch.setattr(time_budget, "plan_time", planned)
     options = [f"data.path={text}", "optim.schedule.decay_fraction=0.5", "model.resid_dropout=0.1"]
@@ -125,45 +125,48 @@ def test_a_run_whose_time_is_over_is_the_one_of_its_recorded_steps(tmp_path, tex
 
 
 @pytest.mark.parametrize(
-    ("interval", "stages", "more"),
+    ("interval", "planned", "lengths", "more"),
     [
-        (10, ((1.0, 1.0),), 620),  # 63 validations fill 10 steps each; the 64th leaves no time for a step
-        (25, ((1.0, 1.0),), 780),  # until the 32nd validation, of 3 s as planned; 3 s are left
-        (25, ((1.0, 0.5),), 705),  # twice as slow as planned, in validation, too: 29 of 6 s
-        (10, ((0.6, 1.0), (1.0, 2.0)), 458),  # half of the later steps take twice as long; 47 validations of 4 s
-        (10, ((0.1, 1.0), (1.0, 2.0)), None),  # longer windows came before the second plan
+        (10, 1.0, {1: 1.0}, 620),  # 62 validations of 4 s; the 63rd leaves no time for a step
+        (25, 1.0, {1: 1.0}, 780),  # until the 32nd validation, of 3 s as planned
+        (25, 0.5, {1: 1.0}, 705),  # twice as slow as planned, in validation, too: 29 of 6 s
+        (10, 1.6, {1: 0.6, 2: 1.0}, 458),  # half of the later steps take twice as long; 47 validations of 4 s
+        (10, 1.9, {1: 0.1, 2: 1.0}, None),  # longer windows came before the second plan
     ],
 )
-def test_the_second_plan_reads_the_time_of_steps_and_counts_the_validations_of_its_own_steps(interval, stages, more):
-    """A second for each step, 4 s for the validation after step 10; without one, the 3 s of the first plan.
+def test_the_second_plan_reads_the_time_of_steps_and_counts_the_validations_of_its_own_steps(
+    interval, planned, lengths, more
+):
+    """A second for each step, 4 s for each of two validations; without one, the 3 s of the first plan.
 
-    Of 1,000 s, 875.2 or 879.2 are left after step 20.
+    Of 1,000 s, 871.2 or 879.2 are left after step 20.
     """
-    first = TimePlan(MODEL, 100, interval, stages, 3.0, 1000.0, 10_000)
+    first = TimePlan(MODEL, 100, interval, planned, 3.0, 1000.0, 10_000)
     recorded, module = [], mock.Mock()
+    module.model.flops_per_token = lambda chosen: sum(
+        length * (end - start) for (length, end), start in zip(chosen.items(), [0.0, *chosen.values()], strict=False)
+    )
     planner = PlanSteps(first, ScheduleConfig(kind="constant", warmup_steps=0), recorded.append)
     for step in range(1, 30):
         trainer = mock.Mock(global_step=step)
-        now = 100.0 + step + (4.0 if step > interval else 0.0)
+        trainer.datamodule.lengths = lengths
+        now = 100.0 + step + 4.0 * (step // 10) * (interval == 10)
         with (
             mock.patch.object(time_budget.Metrics, "of", lambda _, step=step: mock.Mock(seconds=lambda: float(step))),
             mock.patch.object(time_budget.time, "perf_counter", lambda now=now: now),
         ):
-            planner.on_train_batch_end(trainer, module, None, None, 0)
+            planner.on_train_batch_start(trainer, module, None, 0)
     assert recorded == ([] if more is None else [20 + more])
     assert module.set_total_steps.mock_calls == [mock.call(n) for n in recorded]
 
 
 @pytest.mark.parametrize("interval", [1, 3, 10, 200])
-@pytest.mark.parametrize("done", [0, 1, 9, 10, 11])
+@pytest.mark.parametrize("done", [0, 1, 9])
 @pytest.mark.parametrize("seconds", [2.0, 5.0, 37.0, 100.0])
 def test_the_most_steps_that_fit_with_their_validations_are_found(interval, done, seconds):
-    """Each in 0.5 s and 2 s; the validation of step `done` is still to come."""
-
-    def takes(steps: int) -> float:
-        return 0.5 * steps + 2 * (-(-(done + steps) // interval) - max(0, done - 1) // interval)
-
-    fitting = [steps for steps in range(1, 300) if takes(steps) <= seconds]
+    """Each in 0.5 s and 2 s."""
+    done %= interval
+    fitting = [n for n in range(1, 300) if 0.5 * n + 2 * -(-(done + n) // interval) <= seconds]
     assert max(0, fit_steps(seconds, 0.5, 2.0, interval, done)) == max(fitting, default=0)
 
 
