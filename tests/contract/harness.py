@@ -171,6 +171,16 @@ class Process(multiprocessing.get_context("fork").Process):
         return Done(self.name, self.exitcode, out, err)
 
 
+def train_in_copy(arguments: Sequence[str], log: Path) -> int:
+    """Takes the place of `run_process.spawn`: `python -P -m tril.train ...` in a copy of this process."""
+    done = Process("train", *arguments[4:], cwd=Path.cwd()).done()
+    log.write_text(done.stdout + done.stderr, "utf-8")
+    return done.returncode
+
+
+RUNS_IN_COPIES = mock.patch("tril.scripts.experiments.run_process.spawn", train_in_copy)
+
+
 def train_run(*settings: object, cwd: Path, base: Sequence = BARE, **options) -> Path:
     """Trains in the folder `cwd`, which may be new, with settings that replace those of `base`; returns the run's."""
     cwd.mkdir(parents=True, exist_ok=True)

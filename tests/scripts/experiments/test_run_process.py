@@ -1,5 +1,7 @@
 """The process of a run: who ends it, who waits for it, and what its exit status says."""
 
+import json
+import math
 import os
 import signal
 import subprocess
@@ -66,3 +68,9 @@ def test_a_run_is_started_as_a_module_and_resumed_from_its_checkpoint(tmp_path, 
     (folder / "checkpoints/last.ckpt").unlink()
     train(folder, words, "a")  # without a checkpoint, nothing of it is of use
     assert commands[2] == commands[0] and not (folder / "checkpoints").exists()
+
+
+def test_the_module_is_started_and_its_last_line_says_why_a_run_failed(tmp_path):
+    assert math.isnan(train(tmp_path / "a", ["model.n_layers=0"], "a"))
+    failure = json.loads((tmp_path / "a" / "failed.json").read_text())
+    assert failure["status"] == 2 and "model.n_layers=0" in failure["message"]
