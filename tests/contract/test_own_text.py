@@ -3,7 +3,6 @@
 import hashlib
 import random
 import re
-import shutil
 from collections import Counter
 from functools import partial
 from itertools import pairwise
@@ -14,7 +13,7 @@ from lightning.pytorch import Callback
 from pandas import DataFrame
 from tokenizers import Tokenizer
 
-from tests.contract.harness import BARE, assert_golden, merged, run, summary
+from tests.contract.harness import BARE, assert_golden, merged, run
 
 RECORDED = (f"+callbacks.mine._target_={__name__}.Recorder",)
 EOT = "<|endoftext|>"
@@ -103,16 +102,6 @@ def test_each_document_is_in_one_part_and_the_tokenizer_knows_the_training_part_
             assert predicted(found[:, :n_windows]) == Counter(pairwise(tokens)), kind
 
 
-def test_a_text_of_one_line_is_split_near_its_end(tmp_path):
-    text = " ".join(random.Random(0).choices(WORDS, k=1000))
-    (tmp_path / "line.txt").write_text(text)
-    [(result, _)] = train(tmp_path, [f"data.path={tmp_path}/line.txt"])
-    ids, encode, windows = read(result)
-    (trained,), (val,) = split(ids, encode, windows)
-    cuts = [i for i in range(int(0.94 * len(text)), int(0.96 * len(text))) if encode(text[:i] + EOT) == trained]
-    assert [encode(text[cut:] + EOT) for cut in cuts] == [val]
-
-
 def test_each_training_token_is_a_target_once_per_epoch_in_the_order_of_the_seed(tmp_path):
     text = "".join(random.Random(0).choices("abcdefgh \n", k=2550))  # 80 windows, 4 steps
     val = text[900:1665] + "".join(random.Random(0).choices("ijklmnop \n", k=1785))  # 30 % is a copy
@@ -130,20 +119,3 @@ def test_each_training_token_is_a_target_once_per_epoch_in_the_order_of_the_seed
             orders.append(hashlib.sha256(epoch.tobytes()).hexdigest())
     assert len(set(orders)) == len(orders)
     assert_golden("own_text", "windows", orders)
-
-
-def test_a_text_is_prepared_once_and_again_when_it_changes(folder, tmp_path):
-    def files(cache):
-        return {path.read_bytes(): path.stat().st_mtime_ns for path in (tmp_path / cache).rglob("tokens.bin")}
-
-    copy = shutil.copytree(folder, tmp_path / "copy")
-    texts = (folder, "cache"), (folder, "cache"), (copy, "other"), (copy, "cache")
-    rows = [(f"data.path={text}/*.md", f"data.cache_dir={tmp_path}/{cache}") for text, cache in texts]
-    runs, before = train(tmp_path / "first", *rows[:3]), files("cache")
-    assert before.keys() == files("other").keys()
-    assert max(before.values()) < (runs[0][0] / "summary.json").stat().st_mtime_ns  # the second run has written none
-    (copy / "00.md").write_text("a new text")
-    runs += train(tmp_path / "second", rows[3])
-    fingerprints = [summary(result)["data_fingerprint"] for result, _ in runs]
-    assert fingerprints[0] == fingerprints[1] == fingerprints[2] != fingerprints[3]
-    assert before.items() < files("cache").items()
