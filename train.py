@@ -104,7 +104,7 @@ def run(own: TrainCommand, composed: Composed, *, one_process: bool = False) -> 
 
     from tril.data.datamodule import TextDataModule
     from tril.model.gpt import GPT
-    from tril.model.training.stop import Stopped
+    from tril.model.training.checkpoints import Stopped
     from tril.model.training.trainer import build_trainer
 
     interrupt.end()

@@ -23,6 +23,7 @@ from tril.model.masks import causal_facts
 from tril.model.positions import POSITIONS
 
 IGNORE = -100  # a target that is left out of the loss, torch's default in cross_entropy
+RECOMPILE_LIMIT = 256  # of one function; torch's own 8 is meant to find functions that recompile by mistake
 
 
 def block_norm(config: GPTConfig) -> nn.Module:
@@ -94,6 +95,11 @@ def call_block(block: Block, x: Tensor, **options) -> Tensor:
     """Runs the block. One compiled version of this function serves every block (regional compilation,
     https://docs.pytorch.org/tutorials/recipes/regional_compilation.html)."""
     return block(x, **options)
+
+
+def raise_recompile_limit() -> None:
+    """For a process with several models or shapes: beyond its limit, torch silently runs the function uncompiled."""
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, RECOMPILE_LIMIT)
 
 
 class GPT(nn.Module):

@@ -78,10 +78,12 @@ class Run:
     def metrics(self) -> list[dict[str, float]]:
         """The rows of metrics.csv, each without its empty cells. "step" is an int.
 
-        A step has a row for each kind of metrics, such as "train/loss" or "val/loss".
+        A step has a row for each kind of metrics, such as "train/loss" or "val/loss". The last line can be incomplete,
+        where a full disk ended the run.
         """
         with _reading(self.folder / METRICS) as path, path.open(encoding="utf-8", newline="") as file:
-            rows = [{key: float(text) for key, text in row.items() if text} for row in csv.DictReader(file)]
+            lines = csv.DictReader(line for line in file if line.endswith("\n"))
+            rows = [{key: float(text) for key, text in line.items() if text} for line in lines]
             return [row | {"step": int(row["step"])} for row in rows]
 
     @contextlib.contextmanager

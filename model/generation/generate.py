@@ -16,9 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from tril.model.compilation import raise_recompile_limit
 from tril.model.generation.sampling import Choice, SamplingConfig, choose
-from tril.model.gpt import GPT
+from tril.model.gpt import GPT, raise_recompile_limit
 
 TOKENS_PER_BATCH = 2048  # of texts that are scored: all CPU cores are busy, and the logits of a large vocabulary fit
 COMPILE_OPTIONS = {

@@ -1,5 +1,8 @@
-"""The checkpoints of a run: when and how they are written."""
+"""The checkpoints of a run, which are written at the ends of optimizer steps, and signals, which end a run there."""
 
+import signal
+import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -8,13 +11,31 @@ from lightning import Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_only
 
 from tril.model.checkpoint import read_state, write_state
 from tril.model.runs import BEST, CHECKPOINTS, LAST
 from tril.model.training.callbacks.metrics import Metrics
 from tril.model.training.module import TrainingModule
 from tril.model.training.settings import CheckpointConfig
-from tril.model.training.stop import StopAfterStep
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # Slurm sends the last one before its time limit
+
+
+class Stopped(SystemExit):
+    """A signal ended the run after a step, whose checkpoint is last.ckpt; the exit status is 128 + the signal.
+
+    In ranks other than 0 the status is 0, since Lightning kills rank 0 when another rank ends with another status.
+    """
+
+    def __init__(self, signum: int, trainer: Trainer) -> None:
+        super().__init__(128 + signum if trainer.is_global_zero else 0)
+        self.signum, self.step = signum, trainer.global_step
+
+    def describe(self, resume: str) -> str:
+        """One line; `resume` is the command that continues the run."""
+        name = "Ctrl-C" if self.signum == signal.SIGINT else signal.Signals(self.signum).name
+        return f"stopped by {name} at step {self.step}; continue with {resume}"
 
 
 class CheckpointFiles(TorchCheckpointIO):
@@ -30,7 +51,7 @@ class CheckpointFiles(TorchCheckpointIO):
 
 
 class Checkpoints(Checkpoint):
-    """Writes last.ckpt at the end of optimizer steps: after every validation, at intervals, and when the run stops.
+    """Writes last.ckpt at the end of optimizer steps: after every validation, at intervals, and after a signal.
 
     After the validation with the lowest loss so far it writes best.ckpt first: if the run is killed between the two, it
     goes on from the last.ckpt before, and writes both again.
@@ -39,17 +60,21 @@ class Checkpoints(Checkpoint):
     a resumed run has its results. Lightning calls this callback after all others, so the files hold their complete
     state.
 
+    The first signal ends the run after the checkpoint of its step. A second one acts at once.
+
     Args:
         folder: of the run.
         config: the intervals.
-        stop: ends the run after the checkpoint of a step.
     """
 
-    def __init__(self, folder: str | Path, config: CheckpointConfig, stop: StopAfterStep) -> None:
-        self.folder, self.config, self.stop = Path(folder) / CHECKPOINTS, config, stop
+    def __init__(self, folder: str | Path, config: CheckpointConfig) -> None:
+        self.folder, self.config = Path(folder) / CHECKPOINTS, config
         self._saved_at = 0.0  # time.monotonic()
         self._step = 0  # that ended last
         self._loops: dict[str, Any] | None = None  # Lightning's counters at its end
+        self._signum: int | None = None  # of the first signal
+        self._is_stopped = False  # all processes know that one of them received a signal, and have written a checkpoint
+        self._handlers = {signum: signal.getsignal(signum) for signum in SIGNALS}  # before the run
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: TrainingModule, checkpoint: dict[str, Any]) -> None:
         """Gives a checkpoint the counters at the end of its step, from which Lightning 2.6 continues in every case.
@@ -61,7 +86,26 @@ class Checkpoints(Checkpoint):
             checkpoint["loops"]["fit_loop"] = self._loops
 
     def on_train_start(self, trainer: Trainer, pl_module: TrainingModule) -> None:
+        """Takes the signals; Lightning restores their handlers at the end of `fit`."""
         self._saved_at, self._step = time.monotonic(), trainer.global_step
+        if threading.current_thread() is threading.main_thread():  # no other one may do that
+            for signum in SIGNALS:
+                signal.signal(signum, self._ask)
+
+    def _ask(self, signum: int, frame: object) -> None:
+        self._signum = signum
+        for each, handler in self._handlers.items():
+            signal.signal(each, handler)
+        if signum == signal.SIGINT and rank_zero_only.rank == 0:
+            print("the run stops after this step; Ctrl-C again stops it at once", file=sys.stderr, flush=True)
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: TrainingModule, batch, batch_idx: int) -> None:
+        """Ends the run here, since Lightning logs the metrics of a step after the last callback of the step."""
+        self.on_train_end(trainer, pl_module)
+
+    def on_train_end(self, trainer: Trainer, pl_module: TrainingModule) -> None:
+        if self._is_stopped:
+            raise Stopped(self._signum or signal.SIGTERM, trainer)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: TrainingModule, outputs, batch, batch_idx: int) -> None:
         if trainer.global_step == self._step:  # no end of an optimizer step
@@ -84,10 +128,10 @@ class Checkpoints(Checkpoint):
         self._saved_at = time.monotonic()
         for name in names:
             trainer.save_checkpoint(self.folder / name)
-        self.stop.agree(trainer)
+        self._is_stopped = trainer.strategy.reduce_boolean_decision(self._signum is not None, all=False)
 
     def _is_due(self) -> bool:
         """Whether an interval has passed or a signal has come; the processes differ."""
         minutes, steps = self.config.every_minutes, self.config.every_n_steps
         by_time = minutes is not None and time.monotonic() - self._saved_at >= 60 * minutes
-        return by_time or (steps is not None and self._step % steps == 0) or self.stop.signum is not None
+        return by_time or (steps is not None and self._step % steps == 0) or self._signum is not None

@@ -14,8 +14,7 @@ from lightning import LightningModule
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
-from tril.model.compilation import raise_recompile_limit
-from tril.model.gpt import GPT, IGNORE, call_block
+from tril.model.gpt import GPT, IGNORE, call_block, raise_recompile_limit
 from tril.model.masks import document_options
 from tril.model.training.hardware import GRAPHS, REGIONAL
 from tril.model.training.optim import build_optimizer, param_groups
@@ -24,35 +23,6 @@ from tril.model.training.settings import OptimConfig
 
 Batch = tuple[Tensor, Tensor]  # inputs and targets, int64 (B, T); targets that are IGNORE do not count
 NO_TARGET = -math.inf  # in place of the loss of an ignored target, which no target has
-
-
-class Loss:
-    """The loss of each target of a batch in nats, (B, T), as in `GPT.nll`.
-
-    Args:
-        model: the GPT.
-        compile: `Hardware.compile`: what is compiled.
-        document_eot: id of the token that opens a document; attention and positions do not cross documents. None: a
-            window is one text.
-    """
-
-    def __init__(self, model: GPT, compile: str | None = None, document_eot: int | None = None) -> None:
-        self.model, self.compile, self.document_eot = model, compile, document_eot
-        self.compiled: Callable[..., Tensor] = model.nll
-        if compile:
-            raise_recompile_limit()
-        if compile == REGIONAL:
-            self.compiled = functools.partial(model.nll, run_block=torch.compile(call_block, dynamic=False))
-        elif compile:
-            self.compiled = torch.compile(model.nll, dynamic=False, mode=compile)
-
-    def __call__(self, batch: Batch) -> Tensor:
-        inputs, targets = batch
-        if self.compile == GRAPHS:
-            torch.compiler.cudagraph_mark_step_begin()
-        nll = self.model.nll if self.compile == REGIONAL and not torch.is_grad_enabled() else self.compiled
-        losses = nll(inputs, targets, **document_options(inputs, self.document_eot))
-        return losses.clone() if self.compile == GRAPHS else losses  # the next call overwrites what a graph returns
 
 
 class TrainingModule(LightningModule):
@@ -66,9 +36,12 @@ class TrainingModule(LightningModule):
         val_documents: the documents of the first n validation targets, counted from 0, (n,), given n; None: the losses
             of documents are not kept.
         payload: the "tril" entry of a checkpoint, see `Checkpoint.entry`; `CausalityCheck` adds the certificate.
-        compile, document_eot: see `Loss`.
+        compile: `Hardware.compile`: what is compiled.
+        document_eot: id of the token that opens a document; attention and positions do not cross documents. None: a
+            window is one text.
 
     Attributes:
+        nll: `GPT.nll`, compiled if training compiles it.
         train_sums: nats and number of targets since the last `take_train_loss`, float32 (2,), on the device.
         val_windows: nats and number of targets of each window of the last validation, float64 (2, N).
         val_nll: nats of each target of the last validation, float32 (M,).
@@ -88,7 +61,14 @@ class TrainingModule(LightningModule):
     ) -> None:
         super().__init__()
         self.model, self.optim, self.total_steps = model, optim, total_steps
-        self.losses = Loss(model, compile, document_eot)
+        self.compiles, self.document_eot = compile, document_eot
+        self.nll: Callable[..., Tensor] = model.nll
+        if compile:
+            raise_recompile_limit()
+        if compile == REGIONAL:
+            self.nll = functools.partial(model.nll, run_block=torch.compile(call_block, dynamic=False))
+        elif compile:
+            self.nll = torch.compile(model.nll, dynamic=False, mode=compile)
         self.val_bytes, self.val_documents = val_bytes, val_documents
         self.val_windows, self.val_nll = torch.empty(2, 0), torch.empty(0)
         self._val = torch.empty(0)  # losses of the validation so far, (n_batches * B, T); on the device
@@ -100,6 +80,15 @@ class TrainingModule(LightningModule):
         """Changes the optimizer steps of the run, for the schedule and in every checkpoint from now on."""
         self.total_steps = steps
         self.payload["settings"] = self.payload["settings"] | {"trainer.max_steps": steps}
+
+    def losses(self, batch: Batch) -> Tensor:
+        """The loss of each target in nats, (B, T), as in `GPT.nll`."""
+        inputs, targets = batch
+        if self.compiles == GRAPHS:
+            torch.compiler.cudagraph_mark_step_begin()
+        nll = self.model.nll if self.compiles == REGIONAL and not torch.is_grad_enabled() else self.nll
+        losses = nll(inputs, targets, **document_options(inputs, self.document_eot))
+        return losses.clone() if self.compiles == GRAPHS else losses  # the next call overwrites what a graph returns
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """The loss of a micro-batch, summed and divided by all its positions, ignored ones included.
@@ -158,7 +147,7 @@ class TrainingModule(LightningModule):
 
     def configure_optimizers(self) -> dict[str, Any]:  # pyright: ignore[reportIncompatibleMethodOverride] a subset
         """The optimizer with its schedule, per optimizer step."""
-        precision, graphs = str(self.trainer.precision), self.losses.compile == GRAPHS
+        precision, graphs = str(self.trainer.precision), self.compiles == GRAPHS
         optimizer = build_optimizer(self.model, self.optim, precision, graphs=graphs)
         schedule = LambdaLR(optimizer, lambda step: lr_factor(step, self.total_steps, self.optim.schedule))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}

@@ -65,15 +65,14 @@ def summarize(
         return
     metrics, model, meta, folder = Metrics.of(trainer), module.model, data.meta, Path(trainer.default_root_dir)
     hardware, lineage = metrics.hardware, module.payload.get("lineage") or {}
-    best = metrics.best() if metrics.last("val/loss") else {"step": 0}
-    last = {} if diverged else metrics.last("val/loss") or {}
-    losses = {"final": last, "best": best}
+    train, val = metrics.last("train/loss") or {}, metrics.last("val/loss") or {}  # max_time can stop before the first
+    losses = {"final": {} if diverged else val, "best": metrics.best() if val else {"step": 0}}
     causality = module.payload.get("certificate")
     summary = {
         **{f"{name}_val_{x}": row.get(f"val/{x}", math.nan) for name, row in losses.items() for x in ("loss", "bpb")},
-        "best_step": best["step"],
+        "best_step": losses["best"]["step"],
         "val_windows": metrics.val_windows,
-        "train_loss": (metrics.last("train/loss") or {}).get("train/loss"),  # max_time can stop before the first row
+        "train_loss": train.get("train/loss"),
         "steps": trainer.global_step,
         "tokens": metrics.tokens,
         "tokens_per_second": metrics.tokens_per_second(),

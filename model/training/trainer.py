@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from lightning import Callback, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, Timer
-from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loggers import Logger, WandbLogger
 
 from tril.data.datamodule import TextDataModule
 from tril.model.training.callbacks.causality_check import CausalityCheck
@@ -19,10 +19,8 @@ from tril.model.training.callbacks.metrics import Metrics, NonFiniteError
 from tril.model.training.callbacks.output import Progress, Samples
 from tril.model.training.checkpoints import CheckpointFiles, Checkpoints
 from tril.model.training.hardware import configure_torch
-from tril.model.training.loggers import finish_loggers, start_loggers
 from tril.model.training.module import TrainingModule
-from tril.model.training.settings import TrainingConfig
-from tril.model.training.stop import StopAfterStep
+from tril.model.training.settings import RunRefused, TrainingConfig
 from tril.model.training.summary import summarize
 
 # torch's CPU allocator and MPS; on CUDA it has an exception of its own.
@@ -66,58 +64,45 @@ def build_trainer(
         planner: plans the steps of a run that ends at a time.
         added: further callbacks and loggers.
     """
-    quiet_lightning()
-    chosen, settings, hardware = config.callbacks, config.trainer, config.hardware
+    # No tips and warnings between our lines.
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", module=r"lightning\.")
+    warnings.filterwarnings("ignore", ".*all_gather is deprecated|.*LeafSpec")  # between torch 2.13 and Lightning 2.6
+
+    chosen, settings, hardware, early = config.callbacks, config.trainer, config.hardware, config.callbacks.early_stop
     assert hardware is not None
+    metrics, may_stop = Metrics(hardware, folder, started), early and passes > early.min_passes
     # The order in which Lightning calls them: Metrics first, since the others show what it measured; then what may end
     # the run, so that the others know their last validation; Checkpoints last, with the complete state of all.
-    metrics, stop = Metrics(hardware, folder, started), StopAfterStep()
-    callbacks: list[Callback] = [metrics, stop]
-    if planner is not None:
-        callbacks.append(planner)
-    if (early := chosen.early_stop) and passes > early.min_passes and not (sweep and early.min_passes):
-        callbacks.append(EarlyStop(early.patience))
-    if settings.max_time:
-        callbacks.append(Timer(settings.max_time, verbose=False))
-    if chosen.causality:
-        callbacks.append(CausalityCheck(folder, config.causality.allow_leak))
-    if chosen.heads:
-        callbacks.append(HeadRecorder(folder))
-    if chosen.progress:
-        callbacks.append(Progress(chosen.progress))
-    if chosen.samples:
-        callbacks.append(Samples(chosen.samples, folder, config.top.seed))
+    callbacks = [
+        metrics,
+        planner,
+        EarlyStop(early.patience) if may_stop and not (sweep and early.min_passes) else None,
+        CausalityCheck(folder, config.causality.allow_leak) if chosen.causality else None,
+        HeadRecorder(folder) if chosen.heads else None,
+        Progress(chosen.progress) if chosen.progress else None,
+        Samples(chosen.samples, folder, config.top.seed) if chosen.samples else None,
+        *added[0],
+        Checkpoints(folder, config.checkpoint),
+    ]
+    changed: dict[str, Any] = {
+        "accelerator": hardware.accelerator,
+        "precision": hardware.precision,
+        "val_check_interval": settings.val_check_interval * settings.accumulate_grad_batches,  # in micro-batches
+    }
     return Trainer(
-        accelerator=hardware.accelerator,
-        strategy=settings.strategy,
-        devices=settings.devices,
-        num_nodes=settings.num_nodes,
-        precision=hardware.precision,  # pyright: ignore[reportArgumentType] one of Lightning's
-        max_steps=settings.max_steps,
-        accumulate_grad_batches=settings.accumulate_grad_batches,
-        gradient_clip_val=settings.gradient_clip_val,
-        val_check_interval=settings.val_check_interval * settings.accumulate_grad_batches,  # in micro-batches
+        **vars(settings) | changed,
         check_val_every_n_epoch=None,  # by steps
-        limit_val_batches=settings.limit_val_batches,
         num_sanity_val_steps=0,
-        log_every_n_steps=settings.log_every_n_steps,
         enable_model_summary=False,
         enable_progress_bar=False,
         default_root_dir=folder,
         plugins=[CheckpointFiles()],
         use_distributed_sampler=False,  # the data module gives each process its windows
         logger=[metrics.run_log, *added[1]],
-        callbacks=[*callbacks, *added[0], Checkpoints(folder, config.checkpoint, stop)],
+        callbacks=[callback for callback in callbacks if callback is not None],
     )
-
-
-def quiet_lightning() -> None:
-    """No tips and warnings between our lines."""
-    for name in ("lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    warnings.filterwarnings("ignore", module=r"lightning\.")
-    warnings.filterwarnings("ignore", ".*all_gather is deprecated")  # between torch 2.13 and Lightning 2.6
-    warnings.filterwarnings("ignore", ".*LeafSpec.*", FutureWarning)  # between torch 2.13 and Lightning 2.6
 
 
 def fit(
@@ -142,7 +127,12 @@ def fit(
     """
     configure_torch(Metrics.of(trainer).hardware.accelerator)
     try:
-        start_loggers(trainer, settings)
+        for logger in trainer.loggers if trainer.is_global_zero else ():
+            try:
+                logger.log_hyperparams(settings)
+            except Exception as error:  # such as a refused key
+                message = f"{type(logger).__name__} does not start: {' '.join(str(error).split())}"
+                raise RunRefused(f"{message}; correct that, or leave it out with logger=csv") from error
         trainer.fit(module, data, ckpt_path=checkpoint)
         last = Metrics.of(trainer).last("val/loss")
         if last is None or last["step"] != trainer.global_step:  # no step was left
@@ -155,14 +145,21 @@ def fit(
     except Exception as error:  # not a stop by a signal, which an upload must not delay
         if isinstance(error, NonFiniteError):
             summarize(trainer, module, data, sample=sample, diverged=str(error))
-        finish_loggers(trainer, failed=True)
+        _finish_loggers(trainer, failed=True)
         if isinstance(error, MemoryError | torch.OutOfMemoryError) or MEMORY.search(str(error)):
-            config = module.model.config
-            sizes = f"data.batch_size={data.batch_size}, model.context_length={config.context_length}"
+            sizes = f"data.batch_size={data.batch_size}, model.context_length={data.context_length}"
+            remedy = f"lower {sizes} or model.dim={module.model.config.dim}"
             accumulate = "trainer.accumulate_grad_batches makes up for a smaller batch"
-            raise MemoryError(f"out of memory; lower {sizes} or model.dim={config.dim} ({accumulate})") from None
+            raise MemoryError(f"out of memory; {remedy} ({accumulate})") from None
         raise
-    finish_loggers(trainer, failed=False)
+    _finish_loggers(trainer, failed=False)
+
+
+def _finish_loggers(trainer: Trainer, *, failed: bool) -> None:
+    if any(isinstance(logger, WandbLogger) for logger in trainer.loggers):
+        from tril.model.training.loggers import finish_loggers
+
+        finish_loggers(trainer, failed=failed)
 
 
 def stop_reason(trainer: Trainer) -> str | None:

@@ -1,7 +1,6 @@
 """The short certificate before the first step of every run, and the refusal to train a model that sees the future."""
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from lightning import Callback, Trainer
@@ -12,12 +11,8 @@ from tril.model.causality.checks import Result
 from tril.model.causality.loss import restored, restored_modes
 from tril.model.causality.model import randomize
 from tril.model.causality.step import ROWS, Step, check_step, check_weights, check_windows
-from tril.model.training.module import Loss, TrainingModule
+from tril.model.training.module import TrainingModule
 from tril.model.training.settings import RunRefused
-
-
-class CausalityError(RunRefused):
-    """The model depends on the future, or does not depend on all of its past."""
 
 
 class CausalityCheck(Callback):
@@ -44,60 +39,58 @@ class CausalityCheck(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: TrainingModule) -> None:
         if pl_module.payload.get("certificate") is None:
-            self._report(trainer, pl_module, certify(pl_module.losses, trainer))
+            self.certificate = certify(pl_module, trainer)
+            self.before = self.certificate.results
+            self._report(self.certificate, trainer, pl_module)
 
     def on_validation_end(self, trainer: Trainer, pl_module: TrainingModule) -> None:
         """Tests the trained weights."""
-        if trainer.sanity_checking or self.certificate is None or trainer.state.fn != "fit":
+        if self.certificate is None or trainer.state.fn != "fit":
             return
-        is_last = trainer.should_stop or trainer.global_step >= trainer.max_steps > 0
-        step, later = step_of(pl_module.losses, trainer), Certificate("")
+        is_last = trainer.should_stop or trainer.global_step >= trainer.max_steps
+        step, later = step_of(pl_module, trainer), Certificate("")
         with self.certificate.timed(), restored_modes(pl_module):
             later.add(check_weights(step, ROWS if is_last else min(ROWS, step.batch_size), trainer.global_step))
         self.certificate.results = self.before + later.results
-        self._report(trainer, pl_module, self.certificate, step=trainer.global_step, quiet=later.passed)
+        self._report(self.certificate, trainer, pl_module, step=trainer.global_step, quiet=later.passed)
 
     def _report(
         self,
+        certificate: Certificate,
         trainer: Trainer,
         pl_module: TrainingModule,
-        certificate: Certificate,
         *,
         step: int | None = None,
         quiet: bool = False,
     ) -> None:
-        """Keeps the result; raises CausalityError if the model leaks and may not.
+        """Keeps the result; raises RunRefused if the model leaks and may not.
 
         Args:
             step: of the weights that were tested; None: random ones.
         """
-        if self.certificate is None:
-            self.certificate, self.before = certificate, certificate.results
-        tested: dict[str, Any] = {"certified_at_step": step}
-        summary = certificate.summary() | tested
-        pl_module.payload["certificate"] = summary
+        summary = pl_module.payload["certificate"] = certificate.summary() | {"certified_at_step": step}
         if trainer.is_global_zero:
-            write_json(self.path, certificate.to_dict() | tested)
+            write_json(self.path, certificate.to_dict() | {"certified_at_step": step})
             if not quiet:
                 print(certificate.line(), flush=True)
         if not certificate.passed and not self.allow_leak:
             fails = f"fails ({summary['failed'][0]}), so the losses of this model would be false"
             remedy = f"see {self.path}, or set causality.allow_leak=true to train it anyway"
-            raise CausalityError(f"the causality certificate {fails}; {remedy}")
+            raise RunRefused(f"the causality certificate {fails}; {remedy}")
 
 
-def step_of(losses: Loss, trainer: Trainer) -> Step:
+def step_of(module: TrainingModule, trainer: Trainer) -> Step:
     data = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue] set by fit
     windows, precision = (data.batch_size, data.lengths), str(trainer.precision)
-    return Step(losses.model, lambda x, y: losses((x, y)), precision, *windows, losses.document_eot)
+    return Step(module.model, lambda x, y: module.losses((x, y)), precision, *windows, module.document_eot)
 
 
-def certify(losses: Loss, trainer: Trainer) -> Certificate:
+def certify(module: TrainingModule, trainer: Trainer) -> Certificate:
     """All checks with random weights, of the model, of the loss and of the windows; the weights are the same after."""
-    step, data = step_of(losses, trainer), trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue] set by fit
-    certificate = Certificate("the loss of a training step, and its model")
-    with restored(losses.model), certificate.timed():
-        randomize(losses.model, torch.Generator(losses.model.embed.weight.device).manual_seed(0))
+    step, data = step_of(module, trainer), trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue] set by fit
+    certificate, device = Certificate("the loss of a training step, and its model"), module.model.embed.weight.device
+    with restored(module.model), certificate.timed():
+        randomize(module.model, torch.Generator(device).manual_seed(0))
         certificate.add(check_step(step))
         certificate.add(check_windows(data.windows_of, step))
     return certificate

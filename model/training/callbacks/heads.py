@@ -43,7 +43,12 @@ class HeadRecorder(Callback):
         self._step = -1  # the last recorded one
         self._lines = ""  # of heads.csv so far
         self._maps: dict[int, np.ndarray] = {}  # step -> see `compress_maps`
-        self._inputs: tuple[Any, ...] = ()  # text, alphabet and shown ids
+
+    def on_fit_start(self, trainer: Trainer, pl_module: TrainingModule) -> None:
+        data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue] set by fit
+        ids, targets = (each[:, :WINDOW_TOKENS] for each in data.first_val_windows(WINDOWS))
+        self.text = TokenWindows(ids, targets, pl_module.document_eot)
+        self.alphabet = alphabet_of(data.tokenizer, data.meta["eot_id"])  # of random sequences
 
     def on_train_start(self, trainer: Trainer, pl_module: TrainingModule) -> None:
         if trainer.global_step == 0:
@@ -63,10 +68,10 @@ class HeadRecorder(Callback):
         self._step = step
         if not trainer.is_global_zero:
             return
-        text, alphabet, shown = self._inputs = self._inputs or inputs_of(trainer, pl_module)
-        scores = score_heads(model, text, alphabet=alphabet, seed=0, n_repeats=SEQUENCES, max_length=SEQUENCE_TOKENS)
-        shown = shown.to(model.embed.weight.device)
-        maps = attention_maps(model, shown, **document_options(shown, text.document_eot))[:, 0]  # (L, H, T, T)
+        options = {"seed": 0, "n_repeats": SEQUENCES, "max_length": SEQUENCE_TOKENS}
+        scores = score_heads(model, self.text, alphabet=self.alphabet, **options)
+        shown = self.text.ids[:1, :MAP_TOKENS].to(model.embed.weight.device)
+        maps = attention_maps(model, shown, **document_options(shown, self.text.document_eot))[:, 0]  # (L, H, T, T)
         lines = csv_text(rows_of(step, model.config, scores))
         self._lines += lines.partition("\n")[2] if self._lines else lines
         self._maps[step] = compress_maps(maps.float().cpu().numpy())
@@ -81,14 +86,6 @@ class HeadRecorder(Callback):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._step, self._lines = state["step"], state["lines"]
         self._maps = {step: each.numpy() for step, each in state["maps"].items()}
-
-
-def inputs_of(trainer: Trainer, module: TrainingModule) -> tuple[Any, ...]:
-    """The windows of text to score, the alphabet of random sequences, and the ids whose maps are kept, (1, T)."""
-    data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue] set by fit
-    ids, targets = (each[:, :WINDOW_TOKENS] for each in data.first_val_windows(WINDOWS))
-    text = TokenWindows(ids, targets, module.losses.document_eot)
-    return text, alphabet_of(data.tokenizer, data.meta["eot_id"]), ids[:1, :MAP_TOKENS]
 
 
 def rows_of(step: int, config: GPTConfig, scores: HeadScores) -> list[dict[str, Any]]:

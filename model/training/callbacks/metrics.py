@@ -3,7 +3,6 @@
 # pyright: reportPrivateImportUsage=false
 # torch._foreach_norm is the function of torch.nn.utils.get_total_norm for many tensors at once.
 
-import contextlib
 import csv
 import itertools
 import math
@@ -20,7 +19,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from torch.optim import Optimizer
 
 from tril.model.atomic_files import atomic_path
-from tril.model.runs import METRICS
+from tril.model.runs import METRICS, Run
 from tril.model.training.hardware import Hardware
 from tril.model.training.module import TrainingModule
 
@@ -45,7 +44,7 @@ class RunLog(Logger):
 
     def __init__(self, folder: str | Path) -> None:
         super().__init__()
-        self.path, self.rows = Path(folder) / METRICS, list[Row]()
+        self.folder, self.path, self.rows = Path(folder), Path(folder) / METRICS, list[Row]()
         self._columns: list[str] = []
 
     def log_hyperparams(self, params: Any = None) -> None:
@@ -70,11 +69,9 @@ class RunLog(Logger):
             writer.writerows(self.rows)
 
     def resume(self, step: int) -> None:
-        """Keeps the rows of the file up to this step. A line can be incomplete, where a full disk ended the run."""
-        with contextlib.suppress(FileNotFoundError), self.path.open(encoding="utf-8", newline="") as file:
-            lines = csv.DictReader(line for line in file if line.endswith("\n"))
-            rows = [{name: float(text) for name, text in line.items() if text} for line in lines]
-            self.rows = [row | {"step": int(row["step"])} for row in rows if row["step"] <= step]
+        """Keeps the rows of the file up to this step."""
+        rows = Run(self.folder).metrics if self.path.is_file() else []
+        self.rows = [row for row in rows if row["step"] <= step]
 
 
 class Metrics(Callback):

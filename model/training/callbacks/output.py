@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from lightning import Callback, Trainer
+from lightning.pytorch.loggers import WandbLogger
 from tqdm import tqdm
 
 from tril.data.tokenizer import encode_prompt
 from tril.model.generation.language_model import LanguageModel
 from tril.model.runs import partial_validation
 from tril.model.training.callbacks.metrics import Metrics
-from tril.model.training.loggers import log_sample
 from tril.model.training.module import TrainingModule
 from tril.model.training.settings import ProgressConfig, RunRefused, SamplesConfig
 
@@ -50,8 +50,8 @@ class Progress(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: TrainingModule) -> None:
         metrics = Metrics.of(trainer)
-        row, part = metrics.last("val/loss"), partial_validation(metrics.val_windows)
-        if trainer.is_global_zero and row is not None:
+        row, part = metrics.rows("val/loss")[-1], partial_validation(metrics.val_windows)
+        if trainer.is_global_zero:
             tqdm.write(f"step {row['step']:>6,}  validation: {figures(row, 'val/')}" + (f" ({part})" if part else ""))
 
     def on_train_end(self, trainer: Trainer, pl_module: TrainingModule) -> None:
@@ -95,16 +95,19 @@ class Samples(Callback):
         if not trainer.is_global_zero:
             return
         data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue] set by fit
-        lm, config = LanguageModel(pl_module.model, data.tokenizer, eot=data.config.tokenizer.eot), self.config
+        config, step = self.config, trainer.global_step
+        lm = LanguageModel(pl_module.model, data.tokenizer, eot=data.config.tokenizer.eot)
         options = {"temperature": config.temperature, "repetition_penalty": self.penalty}
-        is_last = trainer.should_stop or trainer.global_step >= trainer.max_steps > 0
+        is_last = trainer.should_stop or step >= trainer.max_steps
         for i in range(PRINTED if is_last else 1):
             text = lm.generate(self.prompt, config.max_new_tokens, seed=(self.seed + i) % 2**64, **options)
             assert isinstance(text, str)  # of one prompt
             if i == 0:
-                log_sample(trainer, self.prompt, text)
+                row: list[Any] = [step, self.prompt, text]
+                for logger in (each for each in trainer.loggers if isinstance(each, WandbLogger)):
+                    logger.log_text("samples", ["step", "prompt", "text"], [row], step=step)
                 with self.path.open("ab") as file:
-                    file.write(f"--- sample at step {trainer.global_step} ---\n{self.prompt}{text}\n".encode())
+                    file.write(f"--- sample at step {step} ---\n{self.prompt}{text}\n".encode())
                     self._size = file.tell()
             if is_last:
                 tqdm.write(f"--- sample {i + 1} of {PRINTED} ---\n{self.prompt}{text}\n")

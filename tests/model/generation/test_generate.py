@@ -8,10 +8,9 @@ from torch._dynamo.testing import CompileCounter
 
 from tests.conftest import assert_close, tiny_gpt
 from tests.oracles import full_passes
-from tril.model.compilation import RECOMPILE_LIMIT
 from tril.model.generation.generate import Rows, decode_step, generate_ids
 from tril.model.generation.sampling import SamplingConfig
-from tril.model.gpt import GPT
+from tril.model.gpt import GPT, RECOMPILE_LIMIT
 
 PARTS = [
     {"backend": "explicit", "n_kv_heads": 2},

@@ -38,26 +38,26 @@ def trainer_of(precision="32-true", batch_size=4, windows_of=windows_of, lengths
 
 
 def failed(module, **options) -> set[str]:
-    return {f"{result.check} {result.variant}" for result in certify(module.losses, trainer_of(**options)).failures}
+    return {f"{result.check} {result.variant}" for result in certify(module, trainer_of(**options)).failures}
 
 
 def test_a_leak_of_the_loss_only_is_found():
     """As a defect of the compiler would cause."""
     module = module_of()
-    nll = module.losses.compiled
-    module.losses.compiled = lambda ids, y, **more: nll(ids, y, **more) + 0.01 * ids.float().mean(1, keepdim=True)
+    nll = module.nll
+    module.nll = lambda ids, y, **more: nll(ids, y, **more) + 0.01 * ids.float().mean(1, keepdim=True)
     assert failed(module) == {"future loss precision=32-true"}
 
 
 def test_the_loss_is_certified_at_each_length_of_the_training_windows():
     module, shapes = module_of(), set()
-    nll = module.losses.compiled
+    nll = module.nll
 
     def leaking(ids, y, **more):
         shapes.add(ids.shape)
         return nll(ids, y, **more) + 0.01 * (ids.shape[1] == 20) * ids.float().mean(1, keepdim=True)
 
-    module.losses.compiled = leaking
+    module.nll = leaking
     assert not failed(module) and shapes == {(4, T)}
     assert failed(module, lengths=(10, 20, T)) == {"future loss precision=32-true"}
     assert shapes == {(16, 10), (8, 20), (4, T)}
@@ -70,7 +70,7 @@ def test_the_compiled_loss_is_certified_in_the_graph_of_a_training_step(monkeypa
     monkeypatch.setattr(torch, "compile", lambda function, **options: compiler(function, backend=backend, **options))
     torch._dynamo.reset()
     module = module_of(compile=how, n_layers=1)
-    assert certify(module.losses, trainer_of("bf16-mixed", batch_size=6)).passed and len(graphs) == 1
+    assert certify(module, trainer_of("bf16-mixed", batch_size=6)).passed and len(graphs) == 1
     ids = torch.randint(V, (6, T))
     trainer = Trainer(precision="bf16-mixed", accelerator="cpu", logger=False, enable_checkpointing=False)
     with trainer.precision_plugin.train_step_context():

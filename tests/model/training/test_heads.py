@@ -34,8 +34,9 @@ def test_the_first_windows_are_scored_and_each_document_has_a_first_token(tmp_pa
     data = SimpleNamespace(first_val_windows=lambda n: (ids[:n], ids[:n]), tokenizer=lm.tokenizer)
     data.meta = {"eot_id": lm.eot_id}
     trainer = SimpleNamespace(is_global_zero=True, datamodule=data, global_step=0)
-    module = SimpleNamespace(model=model, losses=SimpleNamespace(document_eot=lm.eot_id))
+    module = SimpleNamespace(model=model, document_eot=lm.eot_id)
     recorder, before = HeadRecorder(tmp_path), torch.get_rng_state()
+    recorder.on_fit_start(trainer, module)
     recorder.on_train_start(trainer, module)
     assert model.training and torch.equal(torch.get_rng_state(), before)
     records, (_, codes) = read_records(tmp_path), read_maps(tmp_path)
