@@ -22,15 +22,15 @@ def wandb_logger(save_dir: str, project: str = "tril", **options: Any) -> WandbL
         save_dir: the folder of the run.
         options: of `WandbLogger`, such as log_model.
     """
-    folder, mode = Path(save_dir), None
+    folder = Path(save_dir)
     ids = [path.name.rpartition("-")[2] for path in sorted((folder / "wandb").glob("*run-*-*"))]
+    chosen: dict[str, Any] = {"id": ids[-1] if ids else secrets.token_hex(4), "name": folder.name}
+    chosen["group"] = folder.parent.name if (folder.parent / SWEEP).is_file() else None
     if "WANDB_MODE" not in os.environ:
         import wandb
 
-        mode = None if wandb.login(prompt=False) else "offline"
-    group = folder.parent.name if (folder.parent / SWEEP).is_file() else None
-    names: dict[str, Any] = {"id": ids[-1] if ids else secrets.token_hex(4), "name": folder.name, "group": group}
-    return WandbLogger(save_dir=folder, project=project, **names | {"mode": mode} | options)
+        chosen["mode"] = None if wandb.login(prompt=False) else "offline"
+    return WandbLogger(save_dir=folder, project=project, **chosen | options)
 
 
 def finish_loggers(trainer: Trainer, *, failed: bool) -> None:

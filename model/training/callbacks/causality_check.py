@@ -1,6 +1,7 @@
 """The short certificate before the first step of every run, and the refusal to train a model that sees the future."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from lightning import Callback, Trainer
@@ -68,9 +69,10 @@ class CausalityCheck(Callback):
         Args:
             step: of the weights that were tested; None: random ones.
         """
-        summary = pl_module.payload["certificate"] = certificate.summary() | {"certified_at_step": step}
+        tested: dict[str, Any] = {"certified_at_step": step}
+        summary = pl_module.payload["certificate"] = certificate.summary() | tested
         if trainer.is_global_zero:
-            write_json(self.path, certificate.to_dict() | {"certified_at_step": step})
+            write_json(self.path, certificate.to_dict() | tested)
             if not quiet:
                 print(certificate.line(), flush=True)
         if not certificate.passed and not self.allow_leak:
