@@ -73,6 +73,8 @@ REFUSED = [
     ("train data.path={files}/field.jsonl", "field.jsonl", "text"),
     ("train data.path={files}/text.txt data.val_path={files}/text.txt", "data.val_path", "text.txt"),
     ("train data=files", "data.path", ""),
+    ("train data.tokenizer=byte", "data.tokenizer", ""),
+    ("train data.batch_size=\"'8'\"", "data.batch_size='8'", "integer"),  # the quotes tell it from 8
     ("train data.double_length_at=[0.7,0.3]", "data.double_length_at=[0.7", ""),
     ("train data.token_budget=512", "data.token_budget=512", "model.context_length=512"),
     ("train data.cache_dir={files}/text.txt", "data.cache_dir", "folder"),

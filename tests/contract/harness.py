@@ -123,7 +123,8 @@ def unchanged_logging() -> Iterator[None]:
         yield
     finally:
         for logger, level, handlers, disabled in before:
-            logger.setLevel(level)
+            if logger.level != level:  # which empties the caches of all loggers
+                logger.setLevel(level)
             logger.handlers[:], logger.disabled = handlers, disabled
 
 

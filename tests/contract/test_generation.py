@@ -91,16 +91,6 @@ def test_tokens_are_drawn_from_the_filtered_distribution(lm, options):
         assert abs(counts[text] - n * p) <= 5 * (n * p * (1 - p)) ** 0.5 + (p > 0), text
 
 
-def test_the_pieces_of_a_stream_join_to_the_text_also_with_characters_of_several_bytes(lm):
-    options = {"max_new_tokens": 200, "seed": 0, "temperature": 3.0, "top_k": None}
-    text, pieces = lm.generate("é", **options), list(lm.stream("é", **options))
-    assert "".join(pieces) == text and len(pieces) > 50
-    assert {len(character.encode()) for character in text if character != "\ufffd"} >= {1, 2}
-    options["stop"] = [text[45:48], text[40:43], "not in the text"]
-    expected = text[: min(text.index(stop) for stop in options["stop"][:2])]
-    assert lm.generate("é", **options) == "".join(lm.stream("é", **options)) == expected
-
-
 def test_the_command_prints_the_text_of_python_which_is_the_recorded_one(trained, tmp_path):
     lm, options = load(trained, device="cpu"), {"max_new_tokens": 24, "seed": 1, "temperature": 0.9, "stop": "tree"}
     text = lm.generate("The dog ", **options)

@@ -4,6 +4,7 @@ import math
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -123,11 +124,15 @@ def test_loss_and_bits_per_byte_are_those_of_the_logits_over_windows_in_order(na
     windows = torch.nn.functional.pad(ids[: len(targets)], (0, -len(targets) % 32)).view(-1, 32)
     with torch.no_grad():
         logits = lm.model(windows).double().flatten(0, 1)[: len(targets)]
-    nats = -logits.log_softmax(-1).gather(1, targets[:, None]).sum().item()
+    nll = -logits.log_softmax(-1).gather(1, targets[:, None]).flatten()
     size = len(lm.tokenizer.decode(targets[targets != end].tolist()).encode())
     assert content["val_windows"] == {"scored": len(windows), "of": math.ceil((len(ids) - 1) / 32)}
-    assert content["final_val_loss"] == pytest.approx(nats / len(targets), rel=1e-6)
-    assert content["final_val_bpb"] == pytest.approx(nats / math.log(2) / size, rel=1e-6)
+    assert content["final_val_loss"] == pytest.approx(nll.mean().item(), rel=1e-6)
+    assert content["final_val_bpb"] == pytest.approx(nll.sum().item() / math.log(2) / size, rel=1e-6)
+    stored, document = np.load(run_of(name) / "windows_last.npz"), (ids[: len(targets)] == end).cumsum(0)
+    for prefix, owner in (("", torch.arange(len(targets)) // 32), ("document_", document)):
+        assert stored[f"{prefix}nll"] == pytest.approx(np.bincount(owner, nll), rel=1e-4)
+        assert stored[f"{prefix}targets"].tolist() == np.bincount(owner).tolist()
 
 
 def test_accumulated_gradients_are_those_of_a_larger_batch(run_of):
