@@ -14,7 +14,7 @@ import tomllib
 import pytest
 
 from tests.contract.harness import TINY
-from tests.documented import COMPUTED, EDITED, PAGES, ROOT, Command, blocks, commands
+from tests.documented import COMPUTED, EDITED, PAGES, ROOT, blocks, commands
 from tests.foreign import folder_of
 from tests.runs import accept
 from tril.model.causality import assert_causal
@@ -49,12 +49,6 @@ def test_the_settings_of_the_commands_of_a_page_are_valid(page, tmp_path, monkey
         (tmp_path / name).touch()
     for script, *words in {(command.script, *command.words[2:]) for command in commands(page) if command.script}:
         accept(script, *(here(word) for word in words if word[0] != "$"))
-
-
-@pytest.mark.parametrize("text", ["python train.py model.n_head=2", "tril train model=nan", "tril sample n=0"])
-def test_a_wrong_command_is_found(text):
-    with pytest.raises(ValueError):
-        accept(Command("", text, []).script, *text.replace("tril ", "python ").split()[2:])
 
 
 def test_no_shell_expands_a_command_and_other_programs_get_what_exists():

@@ -1,5 +1,7 @@
 """Weights in and out of a run: a folder of transformers, which computes in float64, and a checkpoint of nanoGPT."""
 
+import json
+
 import pytest
 import torch
 
@@ -7,6 +9,7 @@ from tests.contract.harness import BARE, run, summary
 from tests.foreign import T, V, folder_of, nanogpt_model, write_meta, write_nanogpt
 from tril.model import load
 
+FILES = "certificate.json config.json generation_config.json model.safetensors tokenizer.json tokenizer_config.json"
 FROZEN = [x for x in BARE if not x.startswith(("model", "data.tok", "callbacks"))]
 FROZEN += "optim=adamw optim.lr=1e-30 trainer.max_steps=1 trainer.val_check_interval=1".split()
 
@@ -47,8 +50,13 @@ def test_a_model_of_transformers_is_the_same_in_a_run_and_comes_back_unchanged(o
     larger = load(start(f"init_from={folder}", "model.vocab_size=330"))
     added = larger.model(ids[None, :T])[0, :, V:] - logits[:T, :257].mean(1, keepdim=True)
     assert added.shape == (T, 66) and added.abs().max() < 1e-5  # the logit of a new row is the mean logit of the tokens
-    run("export", f"ckpt={folder}", f"out={tmp_path / 'again'}", cwd=tmp_path).succeeded()
-    again = read(tmp_path / "again")
+    (out := tmp_path / "again, in a folder").mkdir()
+    done = run("export", f"ckpt={folder}", f"out={out.name}", cwd=tmp_path).succeeded()
+    files = sorted(out.iterdir())
+    assert done.stdout.startswith(f"{out}: Qwen3ForCausalLM, equal to ")
+    assert [file.name for file in files] == FILES.split() and len({file.stat().st_mode for file in files}) == 1
+    assert json.loads((out / "certificate.json").read_text()) == {"text": "none"}
+    again = read(out)
     assert_same_logits(lm, again)
     weights = again.state_dict()
     assert all(torch.equal(weights.pop(key), value) for key, value in model.state_dict().items()) and not weights
