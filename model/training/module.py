@@ -43,8 +43,9 @@ class TrainingModule(LightningModule):
     Attributes:
         nll: `GPT.nll`, compiled if training compiles it.
         train_sums: nats and number of targets since the last `take_train_loss`, float32 (2,), on the device.
-        val_windows: nats and number of targets of each window of the last validation, float64 (2, N).
-        val_nll: nats of each target of the last validation, float32 (M,).
+        val_windows: nats and number of targets of each window of the last validation that has targets, float64 (2, N),
+            on the CPU.
+        val_nll: nats of each target of the last validation, float32 (M,), on the CPU.
     """
 
     def __init__(
@@ -126,8 +127,11 @@ class TrainingModule(LightningModule):
         self._val[batch_idx * len(nll) :][: len(nll)] = nll
 
     def on_validation_epoch_end(self) -> None:
-        """Logs val/loss and val/bpb over all windows of all processes."""
-        self.val_windows, self.val_nll = in_order(self._of_all_ranks(self._val))
+        """Logs val/loss and val/bpb over all windows of all processes, which alternate in the order of the text."""
+        nll = self._of_all_ranks(self._val).transpose(0, 1).flatten(0, 1).cpu()  # (W, N, T) -> (N * W, T)
+        is_target = nll != NO_TARGET
+        windows = torch.stack([nll.double().masked_fill(~is_target, 0).sum(1), is_target.sum(1).double()])  # (2, N * W)
+        self.val_windows, self.val_nll = windows[:, windows[1] > 0], nll[is_target]
         self._val = torch.empty(0)
         nats, targets = self.val_windows.sum(1).tolist()
         values = {"val/loss": nats / targets, "val/bpb": nats / math.log(2) / self.val_bytes(int(targets))}
@@ -188,19 +192,3 @@ class TrainingModule(LightningModule):
 def random_numbers(device_type: str) -> Any:
     """The module of torch that has the random numbers of a device."""
     return torch if device_type == "cpu" else torch.get_device_module(device_type)
-
-
-def in_order(nll: Tensor) -> tuple[Tensor, Tensor]:
-    """The validation losses of all ranks in the order of the text.
-
-    Args:
-        nll: (W, N, T), NO_TARGET where a target is ignored; the ranks alternate.
-
-    Returns:
-        nats and number of targets of each window that has targets, float64 (2, N); nats of each target, float32 (M,).
-        Both on the CPU.
-    """
-    nll = nll.transpose(0, 1).flatten(0, 1).cpu()  # (N * W, T)
-    is_target = nll != NO_TARGET
-    windows = torch.stack([nll.double().masked_fill(~is_target, 0).sum(1), is_target.sum(1).double()])
-    return windows[:, windows[1] > 0], nll[is_target]

@@ -52,17 +52,6 @@ def orthogonalize(matrices: Tensor, steps: int) -> Tensor:
     return x.mT if tall else x
 
 
-def lr_ratio(adjust_lr: str, rows: float, columns: float) -> float:
-    """Muon's learning rate for a (rows, columns) matrix, relative to the group's.
-
-    "original" (Jordan) raises it for tall matrices; "match_rms_adamw" (Liu et al.) gives updates of AdamW's size, so
-    that AdamW's learning rate and weight decay suit Muon too.
-    """
-    if adjust_lr == "match_rms_adamw":
-        return MATCH_RMS * math.sqrt(max(rows, columns))
-    return math.sqrt(max(1, rows / columns))
-
-
 def capture(work: Callable[[], object]) -> Callable[[], object]:
     """A CUDA graph of the kernels that `work` launches, which starts all of them at once."""
     graph = torch.cuda.CUDAGraph()
@@ -150,7 +139,15 @@ class MuonAdamW(torch.optim.Optimizer):
                 self._muon(same, group, rate)
 
     def _muon(self, params: list[Tensor], group: dict, rate: float | Tensor) -> None:
-        """One Muon step for parameters of one shape."""
+        """One Muon step for parameters of one shape.
+
+        adjust_lr="original" (Jordan) raises the learning rate of tall matrices; "match_rms_adamw" (Liu et al.) gives
+        updates of AdamW's size, so that AdamW's learning rate and weight decay suit Muon too.
+        """
+        rows, columns = params[0].shape
+        ratio = math.sqrt(max(1, rows / columns))
+        if group["adjust_lr"] == "match_rms_adamw":
+            ratio = MATCH_RMS * math.sqrt(max(rows, columns))
         grads = [p.grad for p in params if p.grad is not None]
         for p in params:
             if "momentum_buffer" not in self.state[p]:
@@ -161,7 +158,7 @@ class MuonAdamW(torch.optim.Optimizer):
         directions = orthogonalize(torch.stack(updates).to(self.products), group["ns_steps"])
         # Contiguous for the fast foreach kernel.
         directions = directions.to(params[0].dtype, memory_format=torch.contiguous_format)
-        directions *= rate * lr_ratio(group["adjust_lr"], *params[0].shape)
+        directions *= rate * ratio
         torch._foreach_mul_(params, 1 - rate * group["weight_decay"])
         torch._foreach_sub_(params, directions.unbind())
 

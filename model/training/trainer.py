@@ -72,14 +72,13 @@ def build_trainer(
 
     chosen, settings, hardware, early = config.callbacks, config.trainer, config.hardware, config.callbacks.early_stop
     assert hardware is not None
-    is_long = early is not None and passes > early.min_passes
     metrics = Metrics(hardware, folder, started)
     # The order in which Lightning calls them: Metrics first, since the others show what it measured; then what may end
     # the run, so that the others know their last validation; Checkpoints last, with the complete state of all.
     callbacks = [
         metrics,
         planner,
-        EarlyStop(early.patience) if early and is_long and not (sweep and early.min_passes) else None,
+        EarlyStop(early.patience) if early and passes > early.min_passes and not (sweep and early.min_passes) else None,
         CausalityCheck(folder, config.causality.allow_leak) if chosen.causality else None,
         HeadRecorder(folder) if chosen.heads else None,
         Progress(chosen.progress) if chosen.progress else None,

@@ -25,19 +25,16 @@ class Progress(Callback):
 
     def __init__(self, config: ProgressConfig) -> None:
         self.config = config
-        self._bar: tqdm | None = None  # of rank 0
-        self._last_line_step = 0
 
     def on_train_start(self, trainer: Trainer, pl_module: TrainingModule) -> None:
         self._last_line_step = trainer.global_step
-        if trainer.is_global_zero:
-            steps = {"total": trainer.max_steps, "initial": trainer.global_step, "unit": "step"}
-            self._bar = tqdm(**steps, dynamic_ncols=True, disable=not sys.stderr.isatty())
+        steps = {"total": trainer.max_steps, "initial": trainer.global_step, "unit": "step"}
+        self._bar = tqdm(**steps, dynamic_ncols=True, disable=trainer.global_rank > 0 or not sys.stderr.isatty())
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: TrainingModule, outputs, batch, batch_idx: int) -> None:
         metrics, step = Metrics.of(trainer), trainer.global_step
         row = metrics.last("train/loss")
-        if self._bar is None or row is None or row["step"] != step:
+        if row is None or row["step"] != step or not trainer.is_global_zero:
             return
         text = f"loss {row['train/loss']:.3f}, {row['train/tokens_per_second']:,.0f} tokens/s"
         self._bar.set_postfix_str(text, refresh=False)
@@ -55,8 +52,7 @@ class Progress(Callback):
             tqdm.write(f"step {row['step']:>6,}  validation: {figures(row, 'val/')}" + (f" ({part})" if part else ""))
 
     def on_train_end(self, trainer: Trainer, pl_module: TrainingModule) -> None:
-        if self._bar is not None:
-            self._bar.close()
+        self._bar.close()
 
 
 def figures(row: Mapping[str, Any], prefix: str) -> str:

@@ -16,7 +16,7 @@ from tests.conftest import NANO_PARTS
 from tests.runs import train_typed
 from tril.model.causality.model import randomize
 from tril.model.gpt import GPT, GPTConfig
-from tril.model.training.callbacks.metrics import Metrics, NonFiniteError, RunLog, save_windows
+from tril.model.training.callbacks.metrics import Metrics, NonFiniteError, save_windows
 from tril.model.training.hardware import Hardware
 from tril.model.training.module import TrainingModule
 from tril.model.training.optim import OptimConfig
@@ -128,20 +128,6 @@ def test_losses_of_windows_and_documents(tmp_path):
     found = {name: array.tolist() for name, array in np.load(tmp_path / "windows.npz").items()}
     expected = {"step": 30, "context_length": 4, "nll": [6, 3], "targets": [4, 2]}
     assert found == expected | {"document_nll": [6, 9, 0, 6], "document_targets": [3, 2, 0, 1]}
-
-
-def test_a_resumed_log_keeps_the_complete_rows_up_to_its_step(tmp_path):
-    log, resumed = RunLog(tmp_path), RunLog(tmp_path)
-    for step in (1, 2, 3):
-        log.log_metrics({"train/loss": step / 3, **({"val/loss": 0.1} if step == 2 else {})}, step=step)
-    with log.path.open("a") as file:
-        file.write("1.25,half of a row")  # of a full disk
-    resumed.resume(2)
-    assert (
-        resumed.rows
-        == log.rows[:2]
-        == [{"step": 1, "train/loss": 1 / 3}, {"step": 2, "train/loss": 2 / 3, "val/loss": 0.1}]
-    )
 
 
 class Logging(Callback):
