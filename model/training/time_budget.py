@@ -176,7 +176,7 @@ def fit_steps(seconds: float, step_seconds: float, val_seconds: float, interval:
         step_seconds, val_seconds: of a step, and of a validation, which ends each interval and the run.
         done: steps since the last validation.
     """
-    counts = range(1, int(seconds / val_seconds) + 2)  # of validations
+    counts = range(1, int(seconds / val_seconds) + 1)  # of validations
     return max((min(n * interval - done, int((seconds - n * val_seconds) / step_seconds)) for n in counts), default=-1)
 
 
