@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import model_validator
 from pydantic.dataclasses import dataclass
+from tqdm import tqdm
 
 from tril.data.cache import keep_compiled_code
 from tril.data.settings import build, setting, strict_settings
@@ -60,7 +61,7 @@ class CertifyCommand:
         False, "test the compiled model too; not with hf or call (on a CPU: one more minute, and a C++ compiler)"
     )
     budget_seconds: float = setting(
-        5.0, "processor time for further lengths and positions, after the checks at the full context, which always run"
+        5.0, "time for further lengths, positions and states, after the checks at the full context, which always run"
     )
     device: str = setting("auto", "auto | cpu | cuda | mps")
     out: str | None = setting(
@@ -87,7 +88,7 @@ def main(settings: CertifyCommand, composed: Composed) -> None:
     keep_compiled_code()
     # Importing torch takes a second, so wrong settings are reported before.
     from tril.model.atomic_files import write_json
-    from tril.model.causality.certificate import certify_model, check_call
+    from tril.model.causality.certificate import certify_model
     from tril.model.causality.gpt import gpt_variants
     from tril.model.causality.model import ModelError
     from tril.model.causality.step import check_stored_step
@@ -95,14 +96,12 @@ def main(settings: CertifyCommand, composed: Composed) -> None:
     from tril.model.checkpoint import Checkpoint, verdict
     from tril.model.training.hardware import choose_compile, use_device
 
-    progress = lambda variant: print(variant, file=sys.stderr, flush=True)  # noqa: E731
     try:
         with user_errors():
             device = use_device(settings.device)
             stored = Checkpoint.read(path) if path is not None else None
             model = model_of(settings, composed, stored, device)
             choose_compile(settings.compile, device)
-        check_call(model)  # before the folder is created
         with user_errors():
             fresh = Path("outputs/causality", Path(model.name).name.replace(":", "-"))
             folder = writable(settings.out or (run_folder(path) if path else fresh), "out")
@@ -114,17 +113,18 @@ def main(settings: CertifyCommand, composed: Composed) -> None:
         if stored is not None:
             origin["stored_certificate"] = verdict(stored)
             print(f"stored certificate: {origin['stored_certificate']}", flush=True)
-        certificate = certify_model(model, variants, settings.budget_seconds, progress=progress)
-        if stored is not None:
-            progress("training step of the run")
-            certificate.add(check_stored_step(gpt, stored))
+        with tqdm(unit=" states", leave=False, delay=2, disable=None) as bar:
+            certificate = certify_model(model, variants, settings.budget_seconds, progress=lambda name: bar.update())
+        if stored is not None and certificate.passed:
+            with certificate.running():
+                check_stored_step(certificate, gpt, stored)
         write_json(folder / "causality.json", certificate.to_dict() | origin)
     except ModelError as error:
         fail(error, status=3)
     else:
         print(certificate)
         print(f"{folder}: causality.json", flush=True)
-        sys.exit(1 if not certificate.passed else 4 if certificate.undecided else 0)
+        sys.exit(1 if certificate.failures else 4 if certificate.undecided else 0)
 
 
 def model_of(settings: CertifyCommand, composed: Composed, stored: "Checkpoint | None", device: str) -> "Model":

@@ -1,6 +1,6 @@
 """The causality certificate: `certify(model, ...)` for models, `certify_loss(losses, batches)` for a loss and its data.
 
-`assert_causal(model, ...)` is for tests. Read model.py, checks.py, variants.py and certificate.py, in this order.
+`assert_causal(model, ...)` is for tests. Read model.py, claims.py, state.py and certificate.py, in this order.
 """
 
 from typing import TYPE_CHECKING

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from tril.model import masks
 from tril.model.attention import BACKENDS, MultiHeadAttention
-from tril.model.causality.model import Model, as_model, behind_padding, call_directly, chunks, randomize
+from tril.model.causality.interface import as_model, behind_padding, chunks
+from tril.model.causality.model import Model, Way, randomize
 from tril.model.causality.variants import Variant, random_weights
 from tril.model.config import GPTConfig
 from tril.model.generation.generate import decode_step
@@ -33,14 +34,14 @@ def subject_of(model: Callable[..., Any], **options: Any) -> Model:
     if not isinstance(subject.function, GPT):
         return subject
     given = {name for name in ("expected", "receptive_field") if options.get(name) is not None}
-    return with_ways(replace(subject, call=call_directly), default_visibility=not given)
+    return with_ways(replace(subject, call=Model.call), default_visibility=not given)
 
 
 def with_ways(model: Model, *, default_visibility: bool = True) -> Model:
     """Adds to the `Model` of a GPT what it can do besides a full pass, and what its outputs see."""
     gpt = model.function
     config: GPTConfig = gpt.config
-    ways: dict[str, Callable[[Model, Tensor], Tensor]] = {
+    ways: dict[str, Way] = {
         "left padding": lambda model, ids: _behind(model, ids, lambda visible: visible[:, None, None]),
         "a document behind another one": lambda model, ids: _behind(
             model, ids, lambda document: document[:, None, :, None] == document[:, None, None, :]
@@ -52,7 +53,9 @@ def with_ways(model: Model, *, default_visibility: bool = True) -> Model:
             "single tokens with the cache": lambda model, ids: _decode(model, ids, [1] * ids.shape[1]),
             "chunks with the cache": lambda model, ids: _decode(model, ids, chunks(ids.shape[1])),
             "chunks and steps of constant shape": _decode_steps,
-            "the last positions of chunks": _decode_last,
+            "the last positions of chunks": lambda model, ids: _decode(
+                model, ids, chunks(ids.shape[1]), last_only=True
+            ),
         }
     model = replace(model, ways=ways, exact=True, twin=lambda gpt: use_backend(gpt, "explicit"))
     if not default_visibility:
@@ -85,19 +88,15 @@ def _visible(definition: Callable[..., Tensor], length: int, n_layers: int, wind
     return visible.tril()
 
 
-def _decode(model: Model, ids: Tensor, sizes: Sequence[int]) -> Tensor:
-    gpt = model.function
-    cache = gpt.new_cache(len(ids), ids.shape[1])
-    return torch.cat([gpt(part, cache=cache) for part in ids.split(list(sizes), 1)], 1)
-
-
-def _decode_last(model: Model, ids: Tensor) -> Tensor:
-    """The last output of each chunk, as generation computes it; nan for the others."""
+def _decode(model: Model, ids: Tensor, sizes: Sequence[int], *, last_only: bool = False) -> Tensor:
+    """The outputs of chunks with the cache, or the last one of each, as generation computes it; nan for the others."""
     gpt, outputs = model.function, []
     cache = gpt.new_cache(len(ids), ids.shape[1])
-    for part in ids.split(chunks(ids.shape[1]), 1):
-        last = gpt.logits(gpt.hidden(part, cache=cache, last_only=True))  # (B, 1, V)
-        outputs += [last.new_full((len(ids), part.shape[1] - 1, last.shape[-1]), torch.nan), last]
+    for part in ids.split(list(sizes), 1):
+        last = gpt.logits(gpt.hidden(part, cache=cache, last_only=True)) if last_only else None  # (B, 1, V)
+        logits = gpt(part, cache=cache) if last is None else last
+        missing = part.shape[1] - logits.shape[1]
+        outputs += [logits.new_full((len(ids), missing, logits.shape[-1]), torch.nan), logits]
     return torch.cat(outputs, dim=1)
 
 
@@ -150,15 +149,6 @@ def gpt_variants(
         yield Variant(name, functools.partial(rebuilt, precision=precision, compile=True))
 
 
-@torch.no_grad()
-def enlarge_scores(gpt: GPT) -> None:
-    """Makes scores so large that a mask of -10,000, or one that is added too late, has no effect."""
-    for attn in gpt.modules():
-        if isinstance(attn, MultiHeadAttention):
-            for norm, projection in ((attn.q_norm, attn.q_proj), (attn.k_norm, attn.k_proj)):
-                getattr(norm, "weight", projection.weight).mul_(SCORE_FACTOR)
-
-
 def rebuilt(
     model: Model,
     *,
@@ -168,13 +158,18 @@ def rebuilt(
     compile: bool = False,
     **changes: object,
 ) -> Model:
-    """A GPT with other settings and random weights."""
+    """A GPT with other settings and random weights.
+
+    Args:
+        sharp: scores are so large that a mask of -10,000, or one that is added too late, has no effect.
+    """
     original: Any = model.function
     gpt = randomize(type(original)(replace(original.config, **changes)), torch.Generator().manual_seed(0))
-    if sharp:
-        enlarge_scores(gpt)
-    gpt = gpt.to(model.device).train(training)
-    changed = replace(with_ways(replace(model, function=gpt)), precision=precision)
+    for attn in gpt.modules() if sharp else ():
+        if isinstance(attn, MultiHeadAttention):
+            for norm, projection in ((attn.q_norm, attn.q_proj), (attn.k_norm, attn.k_proj)):
+                getattr(norm, "weight", projection.weight).data.mul_(SCORE_FACTOR)
+    changed = replace(with_ways(replace(model, function=gpt.to(model.device).train(training))), precision=precision)
     if compile:
         run = torch.compile(gpt, dynamic=False)
         changed = replace(changed, call=lambda function, ids: run(ids), ways={}, twin=None)

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from tril.model.causality.model import CONTEXTS, Model, as_model, visible_by_windows
+from tril.model.causality.interface import CONTEXTS, as_model
+from tril.model.causality.model import Model, visible_by_windows
 
 MAX_LENGTH = 256  # longest input; the certificate says nothing about longer ones
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")

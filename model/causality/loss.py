@@ -16,23 +16,16 @@ import torch
 from torch import Tensor, nn
 
 from tril.model.causality.certificate import Certificate
-from tril.model.causality.checks import Checker, Result, first_true
-from tril.model.causality.model import (
-    Model,
-    ModelError,
-    call_directly,
-    causal,
-    one_line,
-    randomize,
-    same_random_numbers,
-)
+from tril.model.causality.claims import Result, first_true
+from tril.model.causality.model import Model, ModelError, one_line, randomize, same_random_numbers, visible_by_windows
+from tril.model.causality.state import State, positions_in_order
 from tril.model.causality.texts import Texts
 
 Losses = Callable[[Tensor, Tensor], Tensor]
 Batch = tuple[Tensor, Tensor]  # inputs and targets, int64 (B, T) each
 Batches = Callable[[Tensor, torch.Generator], Iterable[Batch]]
 
-MAX_BATCHES = 64  # compared by "shift"
+MAX_BATCHES = 64  # whose targets are looked for among their inputs
 TEXT_SIZES = (1 << 16, 1 << 21)  # tokens: the second one where the first one gives no batch
 MIN_COMPARED, MIN_EQUAL = 8, 0.9  # targets of a row, fewer may be equal by chance; share of them
 MAX_DISTANCE, MAX_AHEAD = 64, 4  # positions from a target back, and ahead, to its copy among the inputs
@@ -76,41 +69,46 @@ def certify_loss(
     Raises:
         ValueError: no loss per target; no batches; a wrong type, shape or token; or nothing to check.
     """
+    if losses is None and train is None and validation is None:
+        raise ValueError("certify_loss has nothing to check; give losses and batches, or train and validation")
     certificate = Certificate("loss")
-    with certificate.timed():
+    with certificate.running():
         if train is not None or validation is not None:
-            certificate.add([check_overlap(train, validation)])
+            certificate.add(check_overlap(train, validation))
         if losses is not None:
             with restored(model):
-                certificate.add(results_of_loss(losses, batches, model, vocab_size))
-    if not certificate.results:
-        raise ValueError("certify_loss has nothing to check; give losses and batches, or train and validation")
+                check_losses(certificate, losses, batches, model, vocab_size)
     return certificate
 
 
-def results_of_loss(
-    losses: Losses, batches: Iterable[Batch] | Batches, model: nn.Module | None, vocab_size: int | None
-) -> Iterator[Result | str]:
+def check_losses(
+    certificate: Certificate,
+    losses: Losses,
+    batches: Iterable[Batch] | Batches,
+    model: nn.Module | None,
+    vocab_size: int | None,
+) -> None:
     vocab_size = vocab_size or getattr(getattr(model, "config", None), "vocab_size", None)
     if vocab_size is None:
         raise ValueError("vocab_size is unknown; give vocab_size=")
     if callable(batches):
-        yield from check_shift(batches, vocab_size)
-        real = batches_of(batches, lambda size: torch.randint(vocab_size, (size,)))
+        check_shift(certificate, batches, vocab_size)
+        pairs = batches_of(batches, lambda size: torch.randint(vocab_size, (size,)))
     else:
-        real = checked_batches(batches)
-        yield check_shift_of_rows(real)
-    with_targets = [pair for pair in real if (pair[1] >= 0).any()]
-    if not with_targets:
+        pairs = checked_batches(batches)
+        certificate.add(check_shift_of_rows(pairs))
+    pairs = [pair for pair in pairs if (pair[1] >= 0).any()]
+    if not pairs:
         raise ValueError("there is no batch with targets; give at least one pair (inputs, targets), not all negative")
+    if (largest := max(int(x.max()) for pair in pairs for x in pair)) >= vocab_size:
+        raise ValueError(f"batches has the id {largest}, which is not below vocab_size={vocab_size}")
     parameter = None if model is None else next(model.parameters(), None)
-    device = with_targets[0][0].device if parameter is None else parameter.device
-    inputs, targets = (x.to(device) for x in with_targets[0])
-    function, length = losses if model is None else model, inputs.shape[1]
-    subject = Model("losses", function, call_directly, vocab_size, length, causal, device=device)
-    losses = checked_losses(losses, device)
-    for variant in modes(model):
-        yield from check_loss(subject, losses, inputs, targets, variant)
+    device = pairs[0][0].device if parameter is None else parameter.device
+    inputs, targets = (x.to(device) for x in pairs[0])
+    function = losses if model is None else model
+    subject = Model("losses", function, vocab_size, inputs.shape[1], visible_by_windows, device=device)
+    for name in modes(model):
+        check_loss(certificate, subject, checked_losses(losses, device), inputs, targets, name)
 
 
 def checked_losses(losses: Losses, device: torch.device) -> Losses:
@@ -140,26 +138,26 @@ def model_of_targets(model: Model, losses: Losses, inputs: Tensor, targets: Tens
     return replace(model, call=call, ways={}, batch_size=len(targets), nouns=("the loss at position", "target"))
 
 
-def check_loss(model: Model, losses: Losses, inputs: Tensor, targets: Tensor, variant: str) -> Iterator[Result | str]:
+def check_loss(
+    certificate: Certificate, model: Model, losses: Losses, inputs: Tensor, targets: Tensor, name: str
+) -> None:
     """A loss is repeatable, depends on no later input and on no other target, and is that of a distribution."""
-    options: dict[str, Any] = {"relative_bound": ROUNDING, "repeat": True}
+    length, of_targets = inputs.shape[1], model_of_targets(model, losses, inputs, targets)
     texts = [Texts(model.vocab_size, tokens=tokens[tokens >= 0].cpu()) for tokens in (inputs, targets)]
-    checker, text = Checker.begin(model_of_inputs(model, losses, targets), texts[0], variant, **options)
-    for result in checker.repeatable(text):
-        yield result
-        if not result.passed:
-            return
-    yield from checker.future(model.context_length, REDRAWS * len(inputs), text)
-    of_targets = model_of_targets(model, losses, inputs, targets)
-    checker, _ = Checker.begin(of_targets, texts[1], variant, **options)
-    results = []
-    while len(results) < REDRAWS and all(result.passed for result in results):
-        half = torch.rand(model.context_length, generator=checker.generator) < 0.5
-        # Losses of a half may see its targets, so that all of them are compared when the others are replaced.
-        checker.model = replace(of_targets, visible=lambda length, half=half: half[:, None] == half)
-        results += checker.future(model.context_length, len(inputs))
-    yield replace(results[-1], check="targets", tested=sum(result.tested for result in results))
-    yield check_sum(of_targets, targets, variant)
+    state = State(name, model_of_inputs(model, losses, targets), texts[0], bound=ROUNDING, repeat=True)
+    certificate.add(state.repeatable())
+    certificate.judge(state, state.future(length, REDRAWS * len(inputs)))
+    state = State(name, of_targets, texts[1], bound=ROUNDING)
+
+    def halves() -> Iterator[Any]:
+        """Losses of a half may see its targets, so that all of them are compared when the others are replaced."""
+        for _ in range(REDRAWS):
+            half = torch.rand(length, generator=state.generator) < 0.5
+            queries = torch.tensor(positions_in_order(length, state.generator)[: max(1, len(inputs) - 1)])
+            yield from state.replaced(queries, length, half[:, None] == half, check="targets")
+
+    certificate.judge(state, halves())
+    certificate.add(check_sum(of_targets, targets, name))
 
 
 def check_sum(model: Model, targets: Tensor, variant: str) -> Result:
@@ -279,27 +277,33 @@ def batches_of(batches: Batches, text: Callable[[int], Tensor]) -> list[Batch]:
     raise ValueError("batches(tokens, generator) yields nothing; yield (inputs, targets), or give a longer text")
 
 
-def check_shift(batches: Batches, vocab_size: int) -> Iterator[Result | str]:
+def check_shift(certificate: Certificate, batches: Batches, vocab_size: int, name: str = "") -> None:
     """No target stands among its inputs: at its own position or before it.
 
     The batches are those of a text without repeated tokens, whose ids are not below `vocab_size`. So each token of a
     batch is known by its place in the text, and tokens that the pipeline inserts are no part of it. A second text has
     every id of the vocabulary once, because a pipeline may treat some ids differently.
+
+    Args:
+        name: of the state in the results; "": the kind of the text.
     """
     try:
         pairs = batches_of(batches, lambda size: torch.arange(size) + vocab_size)
     except ValueError:
         raise
     except Exception as error:  # of a pipeline that looks tokens up
-        yield f"shift is left out, because batches(distinct ids) raised {one_line(error)}"
+        certificate.note(f"shift is left out, because batches(distinct ids) raised {one_line(error)}")
         return
-    yield shift_of(pairs, "distinct tokens", lambda ids: ids >= vocab_size)
+    certificate.add(shift_of(pairs, name or "distinct tokens", lambda ids: ids >= vocab_size))
     inserted = torch.cat([x[x < vocab_size] for pair in pairs for x in pair]).unique()
     generator = torch.Generator().manual_seed(0)
     text = torch.randperm(vocab_size, generator=generator)
-    with contextlib.suppress(Exception):  # too short a text, of a small vocabulary
-        if pairs := checked_batches(batches(text, generator)):
-            yield shift_of(pairs, "all ids once", lambda ids: (ids >= 0) & ~torch.isin(ids, inserted))
+    try:
+        pairs = checked_batches(batches(text, generator))
+    except Exception:  # too short a text, of a small vocabulary
+        return
+    if pairs:
+        certificate.add(shift_of(pairs, name or "all ids once", lambda ids: (ids >= 0) & ~torch.isin(ids, inserted)))
 
 
 def shift_of(pairs: list[Batch], variant: str, is_known: Callable[[Tensor], Tensor]) -> Result:
@@ -336,7 +340,7 @@ def check_shift_of_rows(batches: Iterable[Batch]) -> Result:
             share, distance = column[best].item(), distances[best]
             worst = max(worst, share if distance >= 0 else 0.0)
             if share >= MIN_EQUAL and distance >= 0 and not where:
-                share_of_row = f"{100 * share:.0f} % of the targets in row {row} of batch {number}"
+                share_of_row = f"{100 * share:.0f}% of the targets in row {row} of batch {number}"
                 where = f"{share_of_row} are the inputs {distance} positions before them"
     return Result("shift", "rows", length, worst, MIN_EQUAL, tested, where)
 
@@ -351,7 +355,7 @@ def equal_share(inputs: Tensor, targets: Tensor, distance: int) -> Tensor:
 
 
 def check_overlap(train: Tensor | None, validation: Tensor | None) -> Result:
-    """At most 1 % of the validation tokens lie in a passage of n tokens that occurs in the training text.
+    """At most 1% of the validation tokens lie in a passage of n tokens that occurs in the training text.
 
     n is 50, and less for a validation text of less than 3,200 tokens. Passages are compared by hashes of 64 bits.
 
@@ -364,7 +368,7 @@ def check_overlap(train: Tensor | None, validation: Tensor | None) -> Result:
     from tril.data.overlap import PASSAGE_TOKENS, cover, occurring
 
     texts = [x for x in (train, validation) if isinstance(x, Tensor) and x.dim() == 1 and not x.is_floating_point()]
-    if len(texts) < 2 or not all(map(len, texts)):
+    if len(texts) < 2 or not all(map(len, texts)) or min(int(text.min()) for text in texts) < 0:
         raise ValueError("train and validation must be tensors of token ids of shape (N,), N > 0; give both texts")
     train_ids, ids = (text.cpu().numpy() for text in texts)
     size = min(PASSAGE_TOKENS, max(MIN_PASSAGE_TOKENS, len(ids) // 64), len(ids))
@@ -373,6 +377,6 @@ def check_overlap(train: Tensor | None, validation: Tensor | None) -> Result:
     share = float(cover(starts, size).mean())
     where = ""
     if share > MAX_SHARE:
-        what = f"{100 * share:.1f} % of the validation tokens lie in passages of {size} tokens of the training text"
+        what = f"{100 * share:.1f}% of the validation tokens lie in passages of {size} tokens of the training text"
         where = f"{what}; the first one starts at token {starts.argmax()} of the validation text"
     return Result("overlap", f"n={size}", len(ids), share, MAX_SHARE, len(ids), where)

@@ -4,140 +4,92 @@ B batch, T positions, V vocabulary.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from tril.model.causality.claims import Claim, first_true, largest_change
 from tril.model.causality.model import Model, tensors_in
 
-RELATIVE_ROUNDING = {torch.float64: 1e-11}  # of two ways to compute the same values; 1e-5 in lower precisions
+ROUNDING, ROUNDING64 = 1e-5, 1e-11  # of the largest value: two computations of it
 
 Event = tuple[str, str, list[Tensor]]  # name of a submodule, "in" or "out", values at the query
 
 
-def find_leak(
-    model: Model, ids: Tensor, changed: Tensor, compared: Tensor, limit: float, seed: int
-) -> tuple[str, dict[str, Any]]:
-    """The first leak in words, and its fields in a `Result`.
+@torch.no_grad()
+def locate(model: Model, claim: Claim, change: Tensor, bound: float) -> tuple[str, dict[str, Any]]:
+    """The failure in words, and its fields in a `Result`.
 
     Args:
-        ids, changed: two batches (B, T) whose compared outputs, bool (B, T), should be equal up to `limit`.
+        change: (B, T), what the claim changes, somewhere by more than `bound`.
     """
+    row, query = first_true(~(change <= bound))
+    output, noun = model.nouns
+    if not isinstance(claim.other, Tensor):
+        return f"{output} {query} {claim.says}, by {change[row, query]:.2g}", {"query": query}
 
-    def effect(ids: Tensor, changed: Tensor) -> Tensor:  # (B, T)
-        return largest_change(model(changed, seed=seed), model(ids, seed=seed)).cpu()
+    def place(one: Tensor, other: Tensor, rows: tuple[int, int], query: int) -> str | None:
+        pairs = zip((one, other), rows, strict=True)
+        passes = [Pass(functools.partial(model, x, seed=claim.seed), i, *x.shape) for x, i in pairs]
+        return first_difference(model.module, passes, query, exact=not bound)
 
-    def place(ids: Tensor, changed: Tensor, row: int, query: int) -> str | None:
-        passes = [Pass(lambda x=x: model(x, seed=seed), query, x.shape[1], row, len(x)) for x in (ids, changed)]
-        return first_difference(model.module, *passes, exact=not limit)
-
-    row = int(effect(ids, changed).masked_fill(~compared, 0.0).amax(1).argmax())
-    one, other, outputs = ids[row : row + 1], changed[row : row + 1], compared[row]
-    if model.batch_size:  # a compiled function takes no single row
-        one, other = (text.repeat(model.batch_size, 1) for text in (one, other))
-    alone = effect(one, other)[0].masked_fill(~outputs, 0.0)  # (T,)
-    if len(ids) > 1 and not alone.max() > limit:
-        rest = changed.clone()
-        rest[row] = ids[row]
-        by_others = effect(ids, rest)[row]  # (T,)
-        if not by_others.max() > limit:
-            return f"row {row} depends on its hidden tokens in a batch of {len(ids)} only", {}
-        name = place(ids, rest, row, int(by_others.argmax()))
+    if claim.visible is None:
+        name = place(claim.ids, claim.other, (row + len(claim.ids) - len(claim.other), row), query)
+        key = {} if claim.other.shape[1] == claim.ids.shape[1] else {"key": claim.other.shape[1]}
+        return f"{output} {query} {claim.says}{in_words(name)}", {"query": query, "place": name or ""} | key
+    n = model.batch_size or 1  # a compiled function takes no single row
+    one, other = (x[row : row + 1].repeat(n, 1) for x in (claim.ids, claim.other))
+    same, length = model(one, seed=claim.seed), one.shape[1]
+    effect = lambda other: largest_change(model(other, seed=claim.seed), same)[0].cpu()  # noqa: E731  (T,)
+    compared = torch.ones(length, dtype=torch.bool) if claim.compared is None else claim.compared[row]
+    alone = effect(other).masked_fill(~compared, 0.0)
+    if len(claim.ids) > 1 and not alone.max() > bound:
+        rest = torch.where((torch.arange(len(claim.ids)) == row)[:, None], claim.ids, claim.other)
+        by_others = largest_change(model(rest, seed=claim.seed), claim.base(model))[row]
+        if not by_others.max() > bound:
+            return f"row {row} depends on its hidden tokens in a batch of {len(claim.ids)} only", {}
+        name = place(claim.ids, rest, (row, row), int(by_others.argmax()))
         return f"row {row} depends on the other rows of its batch{in_words(name)}", {"place": name or ""}
-    query = int((alone > limit if (alone > limit).any() else outputs).nonzero()[0])
+    query = int((alone > bound if (alone > bound).any() else compared).nonzero()[0])
 
     # This output may see less than the one whose hidden tokens were replaced: the nearest input is the clearest.
-    hidden = ~model.visible(one.shape[1])[query] & (one == other)
+    hidden = ~claim.visible[query] & (one == other)
     wider = torch.where(hidden, (one + 1) % model.vocab_size, other)
-    other = wider if effect(one, wider)[0, query] > limit else other
-
-    def mixed(keys: Tensor) -> Tensor:
-        text = one.clone()
-        text[:, keys] = other[:, keys]
-        return text
-
+    other = wider if effect(wider)[query] > bound else other
+    mixed = lambda keys: torch.where(torch.isin(torch.arange(length), keys), other, one)  # noqa: E731
     keys = (one != other)[0].nonzero().flatten()
-    keys = smallest_cause(keys, lambda keys: bool(effect(one, mixed(keys))[0, query] > limit))
-    # Effects of several inputs may cancel out at an earlier output, from which a later one depends on these.
-    earlier = (effect(one, mixed(keys))[0, :query] > limit) & outputs[:query]
-    query = int(earlier.nonzero()[0]) if earlier.any() else query
-    name = place(one, mixed(keys), 0, query)
-    output, noun = model.nouns
-    at = f"{noun} {int(keys[0])}" if len(keys) == 1 else f"{noun}s {int(keys.min())} to {int(keys.max())} together"
-    outside = "" if int(keys[0]) > query else ", outside of what it may see"
-    where = f"{output} {query} depends on {at}{outside}{in_words(name)}"
-    return where, {"query": query, "key": int(keys[0]), "place": name or ""}
-
-
-def largest_change(a: Tensor, b: Tensor) -> Tensor:
-    """Largest difference of outputs (..., V) at each position, (...); nan or the same infinity in both is none."""
-    if torch.equal(a, b):  # one pass over the memory instead of ten; false for nan
-        return a.new_zeros(a.shape[:-1])
-    same = (a == b) | (a.isnan() & b.isnan())
-    return (a - b).detach().abs().masked_fill(same, 0.0).nan_to_num(nan=torch.inf).amax(-1)
-
-
-def smallest_cause(keys: Tensor, leaks: Callable[[Tensor], bool]) -> Tensor:
-    """Halves the changed positions for as long as one half alone still leaks."""
-    while len(keys) > 1:
-        half = len(keys) // 2
-        smaller = next((keys for keys in (keys[:half], keys[half:]) if leaks(keys)), None)
-        if smaller is None:
+    while len(keys) > 1:  # for as long as one half of the changed positions alone still leaks
+        halves = keys[: len(keys) // 2], keys[len(keys) // 2 :]
+        if (smaller := next((half for half in halves if effect(mixed(half))[query] > bound), None)) is None:
             break
         keys = smaller
-    return keys
+    # Effects of several inputs may cancel out at an earlier output, from which a later one depends on these.
+    earlier = (effect(mixed(keys))[:query] > bound) & compared[:query]
+    query, key = int(earlier.nonzero()[0]) if earlier.any() else query, int(keys[0])
+    name = place(one, mixed(keys), (0, 0), query)
+    inputs = f"{noun} {key}" if len(keys) == 1 else f"{noun}s {key} to {int(keys[-1])} together"
+    outside = "" if key > query else ", outside of what it may see"
+    where = f"{output} {query} depends on {inputs}{outside}{in_words(name)}"
+    return where, {"query": query, "key": key, "place": name or ""}
 
 
-@dataclass(frozen=True)
-class Pass:
-    """A pass over a batch of `rows` texts of `length` tokens, of which the position `query` of one row is compared."""
+class Pass(NamedTuple):
+    """A pass over `rows` texts of `length` tokens, one row of which is compared."""
 
     run: Callable[[], object]
-    query: int
+    row: int
+    rows: int
     length: int
-    row: int = 0
-    rows: int = 1
-
-    def at_query(self, x: Tensor) -> Tensor | None:
-        """What belongs to the query; None for a tensor without positions."""
-        if self.rows > 1 and x.dim() and x.shape[0] == self.rows:
-            x = x[self.row : self.row + 1]
-        dims = [d for d, size in enumerate(x.shape) if size == self.length]
-        if not dims:
-            return None
-        if x.dim() > 2 and x.shape[-2] == x.shape[-1] == self.length > 1:  # attention weights (..., T, S)
-            return x.detach().select(-2, self.query)[..., : self.query + 1].clone()
-        usual = 1 if x.dim() == 3 else x.dim() - 2  # (B, T, C) and (B, H, T, D): other sizes may equal T by chance
-        return x.detach().select(usual if usual in dims else dims[0], self.query).clone()
-
-    def trace(self, module: nn.Module) -> list[Event]:
-        """What enters and leaves each submodule at the query, in the order of execution."""
-        events: list[Event] = []
-
-        def keep(name: str, kind: str, values: object) -> None:
-            tensors = [self.at_query(x) for x in tensors_in(values) if x.is_floating_point()]
-            events.append((name, kind, [x for x in tensors if x is not None]))
-
-        hooks = []
-        with removed_at_exit(hooks):
-            for name, part in module.named_modules():
-                before = lambda _, args, kwargs, name=name: keep(name, "in", (args, kwargs))  # noqa: E731
-                after = lambda _, __, outputs, name=name: keep(name, "out", outputs)  # noqa: E731
-                with contextlib.suppress(RuntimeError):  # a ScriptModule takes no hooks
-                    hooks.append(part.register_forward_pre_hook(before, with_kwargs=True))
-                    hooks.append(part.register_forward_hook(after))
-            self.run()
-        return events
 
 
-@torch.no_grad()
-def first_difference(module: nn.Module | None, one: Pass, other: Pass, *, exact: bool) -> str | None:
+def first_difference(module: nn.Module | None, passes: Sequence[Pass], query: int, *, exact: bool) -> str | None:
     """Name of the first submodule with equal inputs and different outputs at the query.
 
     Args:
+        passes: two.
         exact: equal means bit for bit; otherwise up to rounding.
 
     Returns:
@@ -146,9 +98,9 @@ def first_difference(module: nn.Module | None, one: Pass, other: Pass, *, exact:
     if module is None or isinstance(module, torch.jit.ScriptModule):
         return None
     active: list[str] = []
-    for (name, kind, values), (*event, others) in zip(one.trace(module), other.trace(module), strict=False):
+    for (name, kind, values), (*event, others) in zip(*(trace(module, x, query) for x in passes), strict=False):
         pairs = [(a, b) for a, b in zip(values, others, strict=False) if a.shape == b.shape]
-        if event != [name, kind] or not all(_equal(a, b, exact) for a, b in pairs):
+        if event != [name, kind] or not all(equal(a, b, exact) for a, b in pairs):
             owner, caller = name.rpartition(".")[0], active[-1] if active else ""
             skipped = owner.startswith(caller) and not isinstance(module.get_submodule(owner), nn.ModuleList)
             return name if kind == "out" else owner if skipped else caller
@@ -159,23 +111,43 @@ def first_difference(module: nn.Module | None, one: Pass, other: Pass, *, exact:
     return None
 
 
-def in_words(place: str | None) -> str:
-    """The end of a message; `place` as `first_difference` returns it."""
-    return "" if place is None else f", first in {place or 'the code of the model itself'}"
+def trace(module: nn.Module, one: Pass, query: int) -> list[Event]:
+    """What enters and leaves each submodule at the query, in the order of execution."""
+    run, row, rows, length = one
+    events: list[Event] = []
+
+    def at_query(x: Tensor) -> Tensor | None:  # None for a tensor without positions
+        x = x[row : row + 1] if rows > 1 and x.dim() and len(x) == rows else x
+        dims = [d for d, size in enumerate(x.shape) if size == length]
+        if not dims:
+            return None
+        if x.dim() > 2 and x.shape[-2] == x.shape[-1] == length > 1:  # attention weights (..., T, S)
+            return x.detach().select(-2, query)[..., : query + 1].clone()
+        usual = 1 if x.dim() == 3 else x.dim() - 2  # (B, T, C) and (B, H, T, D): other sizes may equal T by chance
+        return x.detach().select(usual if usual in dims else dims[0], query).clone()
+
+    def keep(name: str, kind: str, values: object) -> None:
+        kept = [at_query(x) for x in tensors_in(values) if x.is_floating_point()]
+        events.append((name, kind, [x for x in kept if x is not None]))
+
+    with contextlib.ExitStack() as hooks:
+        for name, part in module.named_modules():
+            before = lambda _, args, kwargs, name=name: keep(name, "in", (args, kwargs))  # noqa: E731
+            after = lambda _, __, outputs, name=name: keep(name, "out", outputs)  # noqa: E731
+            with contextlib.suppress(RuntimeError):  # a ScriptModule takes no hooks
+                hooks.callback(part.register_forward_pre_hook(before, with_kwargs=True).remove)
+                hooks.callback(part.register_forward_hook(after).remove)
+        run()
+    return events
 
 
-def _equal(a: Tensor, b: Tensor, exact: bool) -> bool:
+def equal(a: Tensor, b: Tensor, exact: bool) -> bool:
     if exact or not a.numel():
         return torch.equal(a, b)
     scale = max(a.abs().max().item(), b.abs().max().item())
-    return bool(((a - b).abs() <= RELATIVE_ROUNDING.get(a.dtype, 1e-5) * scale).all())
+    return bool(((a - b).abs() <= (ROUNDING64 if a.dtype == torch.float64 else ROUNDING) * scale).all())
 
 
-@contextlib.contextmanager
-def removed_at_exit(hooks: list) -> Iterator[None]:
-    """Removes the hooks, also after an exception."""
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
+def in_words(place: str | None) -> str:
+    """The end of a message; `place` as `first_difference` returns it."""
+    return "" if place is None else f", first in {place or 'the code of the model itself'}"

@@ -6,17 +6,18 @@ B batch, T context length, N tokens of a text, V vocabulary.
 """
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from tril.model.causality.checks import Checker, Result, Text
+from tril.model.causality.certificate import Certificate
 from tril.model.causality.gpt import with_ways
+from tril.model.causality.gradients import check_hidden, measure_gradients
 from tril.model.causality.loss import Batch, Losses, check_logits, check_shift, model_of_inputs, model_of_targets
-from tril.model.causality.model import Model, call_directly, causal, randomize
+from tril.model.causality.model import Model, randomize, visible_by_windows
+from tril.model.causality.state import State
 from tril.model.causality.texts import Texts
 from tril.model.checkpoint import Checkpoint
 from tril.model.gpt import GPT
@@ -50,34 +51,28 @@ class Step:
     lengths: Collection[int]
     document_eot: int | None
 
-    @property
-    def plain_losses(self) -> Losses:
-        """Those of `GPT.nll`, not compiled: a compiled loss in bf16 rounds more than a small leak."""
-        return lambda x, y: self.gpt.nll(x, y, **document_options(x, self.document_eot))
+    def plain_losses(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Not compiled: a compiled loss in bf16 rounds more than a small leak."""
+        return self.gpt.nll(inputs, targets, **document_options(inputs, self.document_eot))
 
     def model(self, precision: str = "32-true") -> Model:
         config, device = self.gpt.config, self.gpt.embed.weight.device
-        sizes = {"vocab_size": config.vocab_size, "context_length": config.context_length, "visible": causal}
-        return with_ways(Model("model", self.gpt, call_directly, **sizes, device=device, precision=precision))
+        sizes = (config.vocab_size, config.context_length, visible_by_windows)
+        return with_ways(Model("model", self.gpt, *sizes, device=device, precision=precision))
 
-    def begin(self, model: Model, variant: str, seed: int, *, repeat: bool = True) -> tuple[Checker, Text]:
-        """`Checker.begin`; the seed is that of texts and positions."""
-        special = () if self.document_eot is None else (self.document_eot,)
-        texts = Texts(model.vocab_size, special, generator=torch.Generator().manual_seed(seed))
-        options: dict[str, Any] = {"generator": torch.Generator().manual_seed(seed), "repeat": repeat}
-        return Checker.begin(model, texts, variant, exact=True, relative_bound=torch.inf, **options)
+    def state(self, model: Model, name: str, seed: int, *, repeat: bool = True) -> State:
+        """The seed is that of texts and positions."""
+        texts = Texts(model.vocab_size, () if self.document_eot is None else (self.document_eot,), seed=seed)
+        return State(name, model, texts, exact=True, bound=torch.inf, seed=seed, repeat=repeat)
 
 
-def check_step(step: Step) -> Iterator[Result | str]:
+def check_step(certificate: Certificate, step: Step) -> None:
     """All checks of the short certificate but that of the windows."""
-    passed = True
-    for result in check_weights(step, ROWS, 0):
-        passed &= isinstance(result, str) or result.passed
-        yield result
-    yield from check_float32(step, with_ways=passed)
+    check_weights(certificate, step, ROWS, 0)
+    check_float32(certificate, step)
 
 
-def check_weights(step: Step, rows: int, seed: int) -> Iterator[Result | str]:
+def check_weights(certificate: Certificate, step: Step, rows: int, seed: int) -> None:
     """Replaced tokens through the model and through the loss of a training step, in the precision of training.
 
     Args:
@@ -86,70 +81,65 @@ def check_weights(step: Step, rows: int, seed: int) -> Iterator[Result | str]:
     """
     model, length = step.model(step.precision), step.gpt.config.context_length
     step.gpt.eval()
-    checker, text = step.begin(model, f"model precision={step.precision}", seed)
-    yield from checker.repeatable(text)
-    yield from checker.future(length, rows, text)
-    if (gradient := checker.gradient(length, QUERIES)) is not None:
-        yield gradient[0]
+    state = step.state(model, f"model precision={step.precision}", seed)
+    certificate.add(state.repeatable())
+    certificate.judge(state, state.future(length, rows))
+    if (found := measure_gradients(state, length, QUERIES)) is not None:
+        certificate.add(check_hidden(state, found))
     step.gpt.train()
-    visible = model.visible if step.document_eot is None else causal  # an end of text changes the positions
+    visible = model.visible if step.document_eot is None else visible_by_windows  # an end of text changes positions
     for length in step.lengths:
         windows = step.batch_size * step.gpt.config.context_length // length
-        shape, generator = (windows, length), torch.Generator().manual_seed(0)
-        targets = torch.randint(model.vocab_size, shape, generator=generator).to(model.device)
-        of_inputs = replace(model_of_inputs(model, step.losses, targets), visible=visible, context_length=length)
-        checker, text = step.begin(of_inputs, f"loss precision={step.precision}", seed)
-        yield from checker.repeatable(text)
-        yield from checker.future(length, max(rows, windows), text)
+        targets = torch.randint(model.vocab_size, (windows, length), generator=torch.Generator().manual_seed(0))
+        of_inputs = model_of_inputs(model, step.losses, targets.to(model.device))
+        of_inputs = replace(of_inputs, visible=visible, context_length=length)
+        state = step.state(of_inputs, f"loss precision={step.precision}", seed)
+        certificate.add(state.repeatable())
+        certificate.judge(state, state.future(length, max(rows, windows)))
 
 
-def check_float32(step: Step, *, with_ways: bool) -> Iterator[Result | str]:
+def check_float32(certificate: Certificate, step: Step) -> None:
     """The losses of training and validation are those of the logits, which do not know the targets.
 
-    Args:
-        with_ways: also that decoding, other lengths and packed documents give the outputs of a full pass, which is so
-            for a causal model.
+    Decoding, other lengths and packed documents give the outputs of a full pass.
     """
     gpt, length = step.gpt.eval(), step.gpt.config.context_length
-    checker, text = step.begin(step.model(), "model precision=32-true", 0, repeat=False)
-    targets = torch.randint(gpt.config.vocab_size, text.ids.shape, generator=checker.generator)
-    ids, targets = text.ids.to(checker.model.device), targets.to(checker.model.device)
+    state = step.state(step.model(), "model precision=32-true", 0, repeat=False)
+    targets = torch.randint(gpt.config.vocab_size, state.ids.shape, generator=state.generator)
+    ids, targets = state.ids.to(state.model.device), targets.to(state.model.device)
     options = document_options(ids, step.document_eot)
-    of_targets = model_of_targets(checker.model, step.plain_losses, ids, targets)
-    documents = replace(checker.model, call=lambda gpt, ids: gpt(ids, **options))
+    of_targets = model_of_targets(state.model, step.plain_losses, ids, targets)
+    documents = replace(state.model, call=lambda gpt, ids: gpt(ids, **options))
     for training in (False, True):
         gpt.train(training)
-        logits = documents(ids) if training or options else text.outputs
-        yield check_logits(of_targets, targets, logits, f"loss mode={'training' if training else 'evaluation'}")
-    if with_ways and 2 * gpt.n_parameters() * length <= MAX_FLOPS:
+        name = f"loss mode={'training' if training else 'evaluation'}"
+        certificate.add(check_logits(of_targets, targets, documents(ids), name))
+    if 2 * gpt.n_parameters() * length <= MAX_FLOPS:
         gpt.eval()
         names = [f"{'single tokens' if length <= MAX_STEPS else 'chunks'} with the cache"]
-        if step.document_eot is not None:
-            names.append("a document behind another one")
-        yield from checker.ways(text, [name for name in names if name in checker.model.ways])
-        yield from checker.lengths(text, [n for n in (length * share // 8 for share in (7, 4, 2, 1)) if n])
+        names += [] if step.document_eot is None else ["a document behind another one"]
+        certificate.judge(state, state.computed(ids, [name for name in names if name in state.model.ways]))
+        certificate.judge(state, state.cut(ids, [n for n in (length * share // 8 for share in (7, 4, 2, 1)) if n]))
 
 
-def check_windows(windows: Windows, step: Step) -> Iterator[Result | str]:
+def check_windows(certificate: Certificate, windows: Windows, step: Step) -> None:
     """No target of the windows of training and validation stands among its inputs."""
-    config = step.gpt.config
-    for part in windows(torch.arange(config.context_length + 2)):
+    length = step.gpt.config.context_length
+    for part in windows(torch.arange(length + 2)):
 
         def batches(tokens: Tensor, _: torch.Generator, part: str = part) -> Iterable[Batch]:
-            found = windows(tokens)[part] if len(tokens) > config.context_length + 1 else ()
-            return itertools.islice(found, MAX_BATCHES)
+            return itertools.islice(windows(tokens)[part] if len(tokens) > length + 1 else (), MAX_BATCHES)
 
-        for result in check_shift(batches, config.vocab_size):
-            yield replace(result, variant=f"windows={part}") if isinstance(result, Result) else result
+        check_shift(certificate, batches, step.gpt.config.vocab_size, f"windows={part}")
 
 
-def check_stored_step(gpt: GPT, checkpoint: Checkpoint) -> Iterator[Result | str]:
+def check_stored_step(certificate: Certificate, gpt: GPT, checkpoint: Checkpoint) -> None:
     """The checks of a training step, with the weights of a checkpoint and with random ones, which the model has then.
 
     Documents are separated as in the run; the precision is float32.
     """
     document_eot = checkpoint.data.get("eot_id") if checkpoint.settings.get("data.document_mask") else None
     step = Step(gpt, lambda x, y: step.plain_losses(x, y), "32-true", 2, [gpt.config.context_length], document_eot)
-    yield from check_step(step)
+    check_step(certificate, step)
     randomize(gpt, torch.Generator(gpt.embed.weight.device).manual_seed(0))
-    yield from check_step(step)
+    check_step(certificate, step)

@@ -1,36 +1,40 @@
-"""The variants of a model that are certified: other weights, modes and precisions of the same module."""
+"""The other states in which a model is certified: other weights, modes, precisions and arguments of the same module."""
 
+import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tril.model.causality.model import Model, randomize
 
 SHARPENING = 10.0  # factor on random weights: scores become so large that a mask of -40 or a clipped one has no effect
+OUTLIERS, OUTLIER_SHARE = 1000.0, 0.1  # factor on the rows of some outputs, as trained models have them
 
 
-@dataclass(frozen=True)
-class Variant:
-    """Another state of the model.
+class Variant(NamedTuple):
+    """Another state of a model.
 
     Attributes:
         name: in words.
-        apply: model -> a changed copy of it; None where this model has no such variant.
-        sharp: the weights are so large that rounding is amplified.
+        change: model -> a changed copy of it; None where the model has no such state.
+        sharp: the weights are so large that they amplify rounding.
         ways: with the other ways to compute the outputs.
-        thorough: with these, at every length, with gradients, and with its receptive field.
+        thorough: with these, at every length, with gradients and with the receptive field.
+        rest: tested only with what is left of the budget.
     """
 
     name: str
-    apply: Callable[[Model], Model | None]
+    change: Callable[[Model], Model | None]
     sharp: bool = False
     ways: bool = False
     thorough: bool = False
+    rest: bool = False
 
 
-UNCHANGED = Variant("weights=own", lambda model: model, thorough=True)
+OWN = Variant("weights=own", lambda model: model, thorough=True)
 
 
 def module_variants(model: Model) -> Iterator[Variant]:
@@ -39,47 +43,78 @@ def module_variants(model: Model) -> Iterator[Variant]:
         return
     yield Variant("weights=random", random_weights, thorough=True)
     yield Variant("mode=training", lambda model: model.changed(nn.Module.train))
-    yield Variant("weights=large", lambda model: random_weights(model, SHARPENING, raised=False), sharp=True)
+    yield Variant("weights=large", lambda model: model.changed(lambda m: redrawn(m, SHARPENING)), sharp=True)
     yield Variant("buffers=1 for 0", filled_buffers)
     yield Variant("mode=with gradients", lambda model: replace(model, grad_mode="grad"))
     yield Variant("mode=inference", lambda model: replace(model, grad_mode="inference"))
     for precision in ("bf16-mixed", "16-mixed"):
         yield Variant(f"precision={precision}", lambda model, p=precision: replace(model, precision=p))
     for precision, dtype in (("bf16-true", torch.bfloat16), ("16-true", torch.float16)):
-        yield Variant(
-            f"precision={precision}",
-            lambda model, p=precision, dtype=dtype: model.changed(lambda module: module.to(dtype), precision=p),
-        )
+        change = lambda model, p=precision, d=dtype: model.changed(lambda m: m.to(d), precision=p)  # noqa: E731
+        yield Variant(f"precision={precision}", change)
+    # What all of these hold constant
+    yield Variant("weights=heavy-tailed", lambda model: model.changed(with_outliers), sharp=True, rest=True)
+    for name, call in model.calls.items():
+        yield Variant(name, lambda model, call=call: replace(model, call=call, ways={}), rest=True)
+    if hasattr(model.module, "gradient_checkpointing_enable"):
+        yield Variant("mode=gradient checkpointing", lambda model: model.changed(checkpointed), rest=True)
+    yield Variant("threads=1 more", lambda model: replace(model, call=with_another_thread(model.call)), rest=True)
+    short = lambda model: model.changed(context_length=min(3, model.context_length))  # noqa: E731
+    yield Variant("a fresh copy with a short text", short, rest=True)
 
 
-def random_weights(model: Model, scale: float = 1.0, raised: bool = True) -> Model:
-    """With random weights: zeros hide leaks. In float64 where the module has a twin: a recurrence forgets so fast that
-    float32 shows nothing."""
-    generator = torch.Generator().manual_seed(0)
-    change = lambda module: randomize(module.cpu(), generator, scale).to(model.device)  # noqa: E731
-    random = model.changed(change)
-    if not raised:
-        return random
-    try:
-        twin = random.in_float64()
-        if twin is not None:
+def redrawn(module: nn.Module, scale: float = 1.0) -> nn.Module:
+    device = next((p.device for p in module.parameters()), torch.device("cpu"))
+    return randomize(module.cpu(), torch.Generator().manual_seed(0), scale).to(device)
+
+
+def random_weights(model: Model) -> Model:
+    """Zeros hide leaks. In float64 where that runs: a recurrence forgets so fast that float32 shows nothing."""
+    random = model.changed(redrawn)
+    with contextlib.suppress(Exception):  # code of other projects may raise anything in float64
+        if (twin := random.in_float64()) is not None:
             twin(torch.zeros(model.batch_size or 1, min(37, model.context_length), dtype=torch.long))
-        return twin or random
-    except Exception:  # code of other projects may raise anything in float64
-        return random
+            return twin
+    return random
 
 
 def filled_buffers(model: Model) -> Model | None:
     """A factor that is still 0 hides what it is multiplied with."""
-    n_filled = 0
+    assert model.module is not None
+    empty = [name for name, b in model.module.named_buffers() if b.is_floating_point() and not b.any()]
 
     def fill(module: nn.Module) -> nn.Module:
-        nonlocal n_filled
-        for buffer in module.buffers():
-            if buffer.is_floating_point() and not buffer.any():
-                buffer.fill_(1.0)
-                n_filled += 1
+        for name in empty:
+            module.get_buffer(name).fill_(1.0)
         return module
 
-    changed = model.changed(fill)
-    return changed if n_filled else None
+    return model.changed(fill) if empty else None
+
+
+@torch.no_grad()
+def with_outliers(module: nn.Module) -> nn.Module:
+    """Random weights with some rows that are 1,000 times larger, so that clipping and guards against overflow act."""
+    generator, module = torch.Generator().manual_seed(1), redrawn(module)
+    for p in module.parameters():
+        if p.requires_grad and p.ndim:
+            rows = torch.rand(len(p), generator=generator) < OUTLIER_SHARE
+            rows[torch.randint(len(p), (1,), generator=generator)] = True
+            p[rows.to(p.device)] *= OUTLIERS
+    return module
+
+
+def checkpointed(module: nn.Module) -> nn.Module:
+    module.gradient_checkpointing_enable()  # pyright: ignore[reportCallIssue] of transformers
+    return module.train()
+
+
+def with_another_thread(call: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def run(function: Callable[..., Tensor], ids: Tensor) -> Tensor:
+        n = torch.get_num_threads()
+        torch.set_num_threads(n + 1)
+        try:
+            return call(function, ids)
+        finally:
+            torch.set_num_threads(n)
+
+    return run

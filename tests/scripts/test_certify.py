@@ -11,6 +11,7 @@ from tests.conftest import tiny_gpt
 from tests.contract.harness import run
 from tests.runs import interrupted, train_typed
 from tril.model import masks
+from tril.model.causality.certificate import Certificate
 from tril.model.causality.step import check_stored_step
 from tril.model.checkpoint import Checkpoint, verdict
 from tril.model.training import checkpoints
@@ -85,8 +86,10 @@ def test_every_checkpoint_of_a_run_says_which_weights_were_tested(configure, tmp
 def test_the_step_of_a_run_passes_unless_the_targets_separate_documents(monkeypatch):
     def failed(*, document_mask):
         stored = SimpleNamespace(data={"eot_id": 0}, settings={"data.document_mask": document_mask})
-        results = check_stored_step(tiny_gpt(), stored)
-        return {f"{each.check} {each.variant}" for each in results if not isinstance(each, str) and not each.passed}
+        certificate = Certificate("a step")
+        with certificate.running():
+            check_stored_step(certificate, tiny_gpt(), stored)
+        return {f"{result.check} {result.variant}" for result in certificate.failures}
 
     def separated(inputs, eot):  # the window is cut after the target's end-of-text token, which the input cannot know
         documents = (inputs == eot).roll(-1, 1).cumsum(1)

@@ -8,7 +8,7 @@ from lightning import Callback, Trainer
 
 from tril.model.atomic_files import write_json
 from tril.model.causality.certificate import Certificate
-from tril.model.causality.checks import Result
+from tril.model.causality.claims import Result
 from tril.model.causality.loss import restored, restored_modes
 from tril.model.causality.model import randomize
 from tril.model.causality.step import ROWS, Step, check_step, check_weights, check_windows
@@ -50,9 +50,10 @@ class CausalityCheck(Callback):
             return
         is_last = trainer.should_stop or trainer.global_step >= trainer.max_steps
         step, later = step_of(pl_module, trainer), Certificate("")
-        with self.certificate.timed(), restored_modes(pl_module):
-            later.add(check_weights(step, ROWS if is_last else min(ROWS, step.batch_size), trainer.global_step))
+        with later.running(), restored_modes(pl_module):
+            check_weights(later, step, ROWS if is_last else min(ROWS, step.batch_size), trainer.global_step)
         self.certificate.results = self.before + later.results
+        self.certificate.seconds += later.seconds
         self._report(self.certificate, trainer, pl_module, step=trainer.global_step, quiet=later.passed)
 
     def _report(
@@ -91,8 +92,8 @@ def certify(module: TrainingModule, trainer: Trainer) -> Certificate:
     """All checks with random weights, of the model, of the loss and of the windows; the weights are the same after."""
     step, data = step_of(module, trainer), trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue] set by fit
     certificate, device = Certificate("the loss of a training step, and its model"), module.model.embed.weight.device
-    with restored(module.model), certificate.timed():
+    with certificate.running(), restored(module.model):
         randomize(module.model, torch.Generator(device).manual_seed(0))
-        certificate.add(check_step(step))
-        certificate.add(check_windows(data.windows_of, step))
+        check_step(certificate, step)
+        check_windows(certificate, data.windows_of, step)
     return certificate

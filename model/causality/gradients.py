@@ -1,0 +1,153 @@
+"""Gradients of outputs with respect to inputs: none for what is hidden, and one for all that is seen.
+
+n queries, B batch, T positions, C width, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from tril.model.causality.claims import Result, first_true
+from tril.model.causality.model import Model, tensors_in
+from tril.model.causality.state import State, positions_in_order
+
+ROUNDING64 = 1e-10  # of the largest gradient in float64
+
+
+class Gradients(NamedTuple):
+    """How much inputs change outputs, by gradients.
+
+    Attributes:
+        queries: (n,) positions of the outputs.
+        size: (n, T), the largest gradient of each output with respect to each input's embedding.
+        bound: rounding.
+    """
+
+    queries: Tensor
+    size: Tensor
+    bound: float
+
+
+def measure_gradients(state: State, length: int, n_queries: int) -> Gradients | None:
+    """Gradients of some outputs of a text; None where the model looks up no ids, or has no backward pass."""
+    ids, model, bound = state.texts.draw(1, length)[0], state.model, 0.0
+    queries = torch.tensor(sorted(positions_in_order(length, state.generator)[:n_queries]))
+    size = gradients(model, ids, queries)
+    if size is None:
+        return None
+    if not model.exact and size[~model.visible(length)[queries]].any():
+        # A Fourier transform or a subtracted maximum has gradients of rounding size, which float64 tells apart.
+        model = state.twin[0] or model
+        precise = gradients(model, ids, queries)
+        size = size if precise is None else precise
+        bound = ROUNDING64 * size.max().item() if model.precision == "64-true" else 0.0
+    return Gradients(queries, size, bound)
+
+
+def check_hidden(state: State, found: Gradients) -> Result:
+    """Hidden inputs have exactly no gradient, which replaced tokens cannot show."""
+    length = found.size.shape[1]
+    hidden = ~state.model.visible(length)[found.queries]
+    worst = found.size.masked_fill(~hidden, 0.0).nan_to_num(nan=torch.inf).max().item()
+    where, leak = "", {}
+    if first := first_true(hidden & ~(found.size <= found.bound)):
+        leak: dict[str, Any] = {"query": int(found.queries[first[0]]), "key": first[1]}
+        where = f"output {leak['query']} has a gradient with respect to input {leak['key']}"
+    return Result("gradient", state.name, length, worst, found.bound, int(hidden.sum()), where, **leak)
+
+
+def check_seen(state: State, length: int, found: Gradients | None) -> tuple[Result, str]:
+    """How much of its past the model uses, also in words; it fails only where this is known.
+
+    Args:
+        found: None: the last output is tested with changed tokens.
+    """
+    model = state.model
+    if found is None:
+        queries, used = torch.tensor([length - 1]), depends(state, length, length - 1, range(length))[None]
+    else:
+        queries, used = found.queries, found.size > 0
+    seen = model.visible(length)[queries]  # (n, T)
+    missing = (seen & ~used).nonzero().tolist() if found is not None else []
+    # Gradients leave out look-ups of single tokens, whose effect a changed token shows.
+    for row, key in missing[:1] if model.sees_all else missing[:: max(1, len(missing) // 8)]:
+        used[row, key] |= depends(state, length, int(queries[row]), [key]).item()
+    first = next((pair for pair in missing[:1] or (seen & ~used).nonzero().tolist() if not used[tuple(pair)]), None)
+    where = (
+        "" if first is None or not model.sees_all else f"output {queries[first[0]]} does not depend on input {first[1]}"
+    )
+    distances = (queries[:, None] - torch.arange(length))[used & seen]
+    last = int(distances.max()) + 1 if len(distances) else 0
+    full = used[seen].all() and model.visible(length).tril().sum() == length * (length + 1) // 2
+    worst = float(used[seen].float().min())
+    result = Result("receptive field", state.name, length, worst, 0.0, int(seen.sum()), where)
+    return result, "all of the past" if full else f"at most the last {last} tokens"
+
+
+@torch.no_grad()
+def depends(state: State, length: int, query: int, keys: Sequence[int]) -> Tensor:
+    """bool (n,): whether an output changes with each of these inputs alone."""
+    ids, model, found = state.texts.draw(1, length), state.model, []
+    other = state.texts.other(ids)
+    for part in torch.tensor(keys).split(model.batch_size or state.fitting(length)):
+        rows = ids.repeat(model.batch_size or len(part), 1)
+        same = model(rows)[: len(part), query]
+        rows[torch.arange(len(part)), part] = other[0, part]
+        found.append((model(rows)[: len(part), query] != same).any(-1).cpu())
+    return torch.cat(found)
+
+
+def gradients(model: Model, ids: Tensor, queries: Tensor) -> Tensor | None:
+    """Largest gradient of a random projection of each output with respect to each input's embedding, (n, T).
+
+    Each row of a batch carries one output, so one backward pass computes as many products with the Jacobian. None
+    for a function, for compiled code, where the model looks up no ids, and without backward pass.
+    """
+    if model.module is None or any(isinstance(m, torch._dynamo.OptimizedModule) for m in model.module.modules()):
+        return None
+    rows, generator = [], torch.Generator().manual_seed(0)
+    for part in queries.split(model.batch_size or len(queries)):
+        batch = ids.repeat(model.batch_size or len(part), 1).to(model.device)
+        try:
+            with LookUps(batch) as looked_up:
+                outputs = replace(model, grad_mode="grad")(batch)  # (B, T, V)
+            direction = torch.randn(outputs.shape[-1], generator=generator).to(outputs)
+            chosen = outputs[torch.arange(len(part)), part]
+            chosen = chosen.masked_fill(chosen == -torch.inf, 0.0)  # ids that fill up the vocabulary
+            grads = torch.autograd.grad((chosen @ direction).sum(), looked_up.leaves, allow_unused=True)
+        except Exception:  # such as Reformer's backward in evaluation mode
+            return None
+        sizes = (g.abs().amax(-1).view_as(batch) for g in grads if g is not None)
+        rows.append(sum(sizes, outputs.new_zeros(batch.shape))[: len(part)].detach().cpu().double())
+    size = torch.cat(rows)
+    return size if size.any() else None
+
+
+class LookUps(TorchFunctionMode):
+    """Collects what embeddings, W[ids] and one-hot rows look up by `ids`, as leaves (B, T, C) where gradients stop.
+
+    Position embeddings do not look up ids.
+    """
+
+    def __init__(self, ids: Tensor) -> None:
+        super().__init__()
+        self.ids, self.leaves, self.one_hot = ids, [], []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if not isinstance(out, Tensor) or out.dim() < 2 or out.shape[:-1].numel() != self.ids.numel():
+            return out
+        for x in tensors_in((args, kwargs)):
+            by_ids = (
+                x.shape == out.shape[:-1] and not x.is_floating_point() and torch.equal(x.view_as(self.ids), self.ids)
+            )
+            if (by_ids or any(x is hot for hot in self.one_hot)) and out.is_floating_point():
+                self.leaves.append(out.detach().requires_grad_())
+                return self.leaves[-1].clone()  # some models change it in place, which a leaf does not allow
+            if by_ids:
+                self.one_hot.append(out)
+        return out

@@ -1,0 +1,253 @@
+"""Functions and modules of other projects as a `Model`: how they take ids, caches and padding, and return logits.
+
+B batch, T positions, V vocabulary.
+"""
+
+import contextlib
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tril.model.causality.model import Model, ModelError, Way, copied, tensors_in, visible_by_windows
+
+CACHE = re.compile("cache|past|state")  # an argument that holds earlier keys and values
+PROBE = (2, 7)  # rows and positions of the call that shows which outputs have positions: no usual layout has 7
+CONTEXTS = ("context_length", "max_position_embeddings", "n_positions", "block_size", "max_seq_len")
+
+
+def as_model(
+    model: Callable[..., Any],
+    *,
+    vocab_size: int | None = None,
+    context_length: int | None = None,
+    expected: Callable[[int], Tensor] | Tensor | None = None,
+    receptive_field: int | None = None,
+    special_ids: Sequence[int] = (),
+    arguments: Mapping[str, Any] | None = None,
+    batch_size: int | None = None,
+    device: str | torch.device | None = None,
+    name: str | None = None,
+) -> Model:
+    """A `Model` of a module, which is copied, or of a function; arguments as in `certify`.
+
+    `tril.model.causality.gpt.subject_of` adds what a GPT can do.
+
+    Raises:
+        ValueError: invalid arguments.
+    """
+    config = getattr(model, "config", None)
+    sizes = (getattr(config, key, None) for key in CONTEXTS)
+    vocab_size = vocab_size if vocab_size is not None else getattr(config, "vocab_size", None)
+    context_length = context_length if context_length is not None else next((n for n in sizes if n is not None), None)
+    given = {"vocab_size": (vocab_size, 3), "context_length": (context_length, 1)}
+    optional = {"receptive_field": (receptive_field, 0), "batch_size": (batch_size, 1)}
+    for key, (size, least) in (given | {key: pair for key, pair in optional.items() if pair[0] is not None}).items():
+        if not isinstance(size, int) or size < least:
+            raise ValueError(f"{key}={size} must be an integer of at least {least}; give {key}=")
+    assert vocab_size is not None and context_length is not None
+    if isinstance(expected, Tensor) and (expected.shape, expected.dtype) != ((context_length,) * 2, torch.bool):
+        size = f"bool ({context_length}, {context_length})"
+        raise ValueError(f"expected is {expected.dtype} {tuple(expected.shape)}, and must be {size}")
+    note = ""
+    if isinstance(model, torch._dynamo.OptimizedModule):
+        model, note = model._orig_mod, "the module is tested without its compiled code"
+    if isinstance(model, nn.Module):
+        device = device or next((p.device for p in model.parameters()), None)
+        model = copied(model).to(device).eval()
+
+    def visible(length: int) -> Tensor:
+        if isinstance(expected, Tensor):
+            return expected[:length, :length]
+        if expected is not None:
+            return torch.as_tensor(expected(length), dtype=torch.bool)
+        return visible_by_windows(length, [None if receptive_field is None else receptive_field + 1])
+
+    subject = Model(
+        name or str(getattr(model, "__qualname__", type(model).__name__)),
+        model,
+        vocab_size,
+        context_length,
+        visible,
+        sees_all=receptive_field is not None,
+        special=special_ids,
+        device=torch.device(device or "cpu"),
+        batch_size=batch_size,
+        note=note,
+    )
+    interface = Interface(subject, arguments or {})
+    notes = "; ".join(filter(None, (note, interface.untested)))
+    return replace(subject, call=interface.call, ways=interface.ways(), calls=interface.calls(), note=notes)
+
+
+class Interface:
+    """How a function takes ids and returns outputs, by the names of its arguments.
+
+    The logits are a tensor, the first element of a tuple, the entry or the attribute `logits`. Tril tests further
+    outputs (B, T, *) too. A module may take `attention_mask`, `position_ids`, a cache and `use_cache`, as those of
+    `transformers` do, and `targets`, without which that of nanoGPT returns the last position only.
+
+    Attributes:
+        needs: arguments of every call, made from the ids.
+        others: the places of further outputs among all tensors that a call returns.
+        untested: a note about outputs without positions.
+    """
+
+    def __init__(self, model: Model, arguments: Mapping[str, Any]) -> None:
+        function: Any = model.function
+        after: list[inspect.Parameter] = []
+        with contextlib.suppress(TypeError, ValueError):  # a builtin has no signature
+            after = list(inspect.signature(function.forward if model.module else function).parameters.values())[1:]
+        self.name, self.vocab_size, self.is_module = model.name, model.vocab_size, model.module is not None
+        self.names = [p.name for p in after if p.name not in arguments]
+        self.cache = next((n for n in self.names if CACHE.search(n) and not n.startswith(("use", "out"))), "")
+        self.needs: dict[str, Callable[[Tensor], Any]] = {}
+        if any(p.name == "attention_mask" and p.default is p.empty for p in after):
+            self.needs["attention_mask"] = torch.ones_like
+        if "use_cache" in self.names:
+            self.needs["use_cache"] = lambda ids: False
+        self.needs |= {name: lambda ids, value=value: value for name, value in arguments.items()}
+        tables = [m for name, m in model.module.named_modules() if "position_embedding" in name] if model.module else []
+        # Position embeddings that keep their first rows for padding, as in RoBERTa
+        paddings = [i for table in tables if isinstance(i := getattr(table, "padding_idx", None), int)]
+        self.first_position = max((i + 1 for i in paddings), default=0)
+        output, shape = self.probe(model), (model.batch_size or PROBE[0], min(PROBE[1], model.context_length))
+        if "targets" in self.names and getattr(logits_in(output), "shape", ()) == (shape[0], 1, self.vocab_size):
+            self.needs["targets"] = torch.zeros_like
+            output = self.probe(model)
+        others = [
+            (i, x) for i, x in enumerate(tensors_in(output)) if x.is_floating_point() and x is not logits_in(output)
+        ]
+        self.others = [i for i, x in others if x.dim() == 3 and x.shape[:2] == shape and x.shape[2] != shape[1]]
+        left = [str(tuple(x.shape)) for i, x in others if i not in self.others and self.vocab_size in x.shape]
+        self.untested = f"outputs of shape {', '.join(left)} are not tested" if left else ""
+
+    def probe(self, model: Model) -> Any:
+        """The output of a short call; None if it raises, which the full context explains."""
+        outputs: list[Any] = [None]
+
+        def keep(model: Model, ids: Tensor) -> Tensor:
+            outputs.append(self.output(model.function, ids))
+            return torch.zeros(1)
+
+        with torch.no_grad(), contextlib.suppress(ModelError):
+            length = min(PROBE[1], model.context_length)
+            model(torch.zeros(model.batch_size or PROBE[0], length, dtype=torch.long), way=keep)
+        return outputs[-1]
+
+    def output(self, function: Callable[..., Any], ids: Tensor, **inputs: Any) -> Any:
+        return function(ids, **{name: make(ids) for name, make in self.needs.items()} | inputs)
+
+    def call(self, function: Callable[..., Any], ids: Tensor) -> Tensor:
+        """The logits, with the further outputs behind them (B, T, V + ...)."""
+        output = self.output(function, ids)
+        leaves = tensors_in(output) if self.others else []
+        others = [leaves[i] for i in self.others if i < len(leaves) and leaves[i].shape[:2] == ids.shape]
+        return torch.cat([self.logits(output, ids), *others], dim=-1)
+
+    def logits(self, output: Any, ids: Tensor) -> Tensor:
+        """The logits, if they are floats (B, T, V). Raises ModelError."""
+        logits, shape = logits_in(output), (*ids.shape, self.vocab_size)
+        if isinstance(logits, Tensor) and tuple(logits.shape) == shape and logits.is_floating_point():
+            return logits
+        got = f"{logits.dtype} {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
+        needed = f"{self.name} must return floats (B, T, V) = {shape} for ids {tuple(ids.shape)}"
+        raise ModelError(f"{needed}, and returned {got}")
+
+    def given(self, function: Callable[..., Any], ids: Tensor, **inputs: Any) -> Tensor:
+        """The logits of a call with further arguments."""
+        return self.logits(self.output(function, ids, **inputs), ids)
+
+    def ways(self) -> dict[str, Way]:
+        """The other ways to compute the logits that the arguments of a module allow."""
+        ways: dict[str, Way] = {}
+        if not self.is_module:
+            return ways
+        if self.cache and {"use_cache", "kwargs"} & set(self.names):
+            ways["single tokens with the cache"] = lambda model, ids: self.decode(model, ids, [1] * ids.shape[1])
+            ways["chunks with the cache"] = lambda model, ids: self.decode(model, ids, chunks(ids.shape[1]))
+        if "attention_mask" in self.names:
+            ones = lambda model, ids: self.given(model.function, ids, attention_mask=torch.ones_like(ids))  # noqa: E731
+            ways |= {"a mask of ones": ones, "left padding": self.left_padded, "right padding": self.right_padded}
+        for name in {"targets", "labels"} & set(self.names):
+            shifted = lambda model, ids, name=name: self.given(model.function, ids, **{name: ids.roll(-1, 1)})  # noqa: E731
+            ways[f"given {name}"] = shifted
+        return ways
+
+    def calls(self) -> dict[str, Callable[..., Tensor]]:
+        """Calls of a module with further arguments, in each of which no output may see the future either."""
+        if not self.is_module:
+            return {}
+        made: dict[str, Callable[[Tensor], Any]] = dict.fromkeys(
+            [name for name in self.names if name.startswith(("output_", "use_cache"))], lambda ids: True
+        )
+        if "attention_mask" in self.names:
+            made["attention_mask"] = torch.ones_like
+        if "position_ids" in self.names:  # of two documents
+            half = lambda ids: torch.arange(ids.shape[1], device=ids.device) % max(1, ids.shape[1] // 2)  # noqa: E731
+            made["position_ids"] = lambda ids: half(ids).expand_as(ids)
+        return {
+            f"argument={name}": lambda function, ids, name=name, make=make: self.given(
+                function, ids, **{name: make(ids)}
+            )
+            for name, make in made.items()
+        }
+
+    def decode(self, model: Model, ids: Tensor, sizes: Sequence[int]) -> Tensor:
+        logits, cache = [], None
+        for part in ids.split(list(sizes), dim=1):
+            output = self.output(model.function, part, use_cache=True, **{self.cache: cache})
+            cache = getattr(output, self.cache, None)
+            logits.append(self.logits(output, part))
+        if cache is None:
+            raise ModelError(f"{self.name} returns no {self.cache}")
+        return torch.cat(logits, dim=1)
+
+    def left_padded(self, model: Model, ids: Tensor) -> Tensor:
+        def run(ids: Tensor, visible: Tensor, positions: Tensor) -> Tensor:
+            inputs = {"attention_mask": visible.long()}
+            if "position_ids" in self.names:
+                inputs["position_ids"] = positions + self.first_position * visible
+            return self.given(model.function, ids, **inputs)
+
+        return behind_padding(ids, model.vocab_size, run)
+
+    def right_padded(self, model: Model, ids: Tensor) -> Tensor:
+        mask = (torch.arange(ids.shape[1], device=ids.device) < max(1, ids.shape[1] // 2)).expand_as(ids)
+        return self.given(model.function, ids, attention_mask=mask.long()).masked_fill(~mask[..., None], torch.nan)
+
+
+def logits_in(output: Any) -> Any:
+    if isinstance(output, Mapping) and "logits" in output:
+        output = output["logits"]
+    elif isinstance(output, tuple) and output and not hasattr(output, "logits"):
+        output = output[0]
+    return getattr(output, "logits", output)
+
+
+def chunks(length: int) -> list[int]:
+    """Sizes of some large chunks, then single tokens: any length is reached in few passes."""
+    singles = min(4, length - 1)
+    size = max(1, (length - singles) // 5)
+    return [min(size, length - singles - start) for start in range(0, length - singles, size)] + [1] * singles
+
+
+def behind_padding(ids: Tensor, vocab_size: int, run: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
+    """The outputs (B, T, V) of the texts behind other tokens, a different number in each row; nan at their ends.
+
+    Args:
+        run: ids, visible and positions, (B, T) each -> outputs (B, T, V).
+    """
+    n, length = ids.shape
+    shift = torch.tensor([(row + 1) * (length - 1) // (n + 1) for row in range(n)], device=ids.device)[:, None]
+    columns = torch.arange(length, device=ids.device).expand_as(ids)
+    other = (torch.arange(1, n * length + 1, device=ids.device) * 7 % vocab_size).view_as(ids)
+    shifted = torch.where(columns >= shift, ids.gather(1, (columns - shift).clamp(min=0)), other)
+    outputs = run(shifted, columns >= shift, (columns - shift).clamp(min=0))  # (B, T, V)
+    outputs = outputs.masked_fill(outputs.isnan(), torch.inf)  # so that it differs: nan means that there is no output
+    index = (columns + shift).clamp(max=length - 1)[..., None].expand_as(outputs)
+    return outputs.gather(1, index).masked_fill((columns + shift >= length)[..., None], torch.nan)

@@ -1,0 +1,266 @@
+"""A model in one state of its weights, mode and precision: the claims about it, and how they are judged.
+
+B batch, T positions, V vocabulary.
+"""
+
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from tril.model.causality.claims import Claim, Result, largest_change, once
+from tril.model.causality.model import FIRST_SEED, Model, ModelError, one_line
+from tril.model.causality.place import locate
+from tril.model.causality.texts import Texts
+
+EPS, EPS64, LOW_EPS = (torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64, torch.bfloat16))
+COARSE, LOW_COARSE = 1e-3, 0.1  # of the largest output: two computations of one function never differ by more
+ROUNDING64 = 1e-11  # of the largest output, in float64
+EXACT_UNITS, UNITS = 16, 64  # in the last place of the largest output: what may be rounding, without float64
+SLACK, MAX_NOISE = 4, 1e-4  # times the difference of two runs; of the largest output, where they are not repeatable
+BATCH_SIZES = (2, 5, 1, 8, 3, 16)  # taken in turn; a leak may depend on the batch size
+MAX_OUTPUTS = 1 << 25  # elements in memory at once: 0.13 GB of float32
+
+
+class State:
+    """A model in one state of its weights, mode and precision, and the claims about it.
+
+    Args:
+        exact: hidden tokens do not even change the rounding.
+        bound: how far two computations may differ, as a share of the largest output, and at most COARSE; None: float64
+            decides.
+        seed: of the positions.
+        repeat: a second run is compared now.
+
+    Raises:
+        ModelError: the model raises an exception, or its outputs are not finite.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model: Model,
+        texts: Texts,
+        *,
+        exact: bool = False,
+        bound: float | None = None,
+        seed: int = 0,
+        repeat: bool = False,
+    ) -> None:
+        self.name, self.model, self.texts, self.exact, self.bound = name, model, texts, exact, bound
+        self.generator = torch.Generator().manual_seed(seed)
+        self.seed, self.turn, self.left_out = FIRST_SEED, 0, ""
+        self.ids = texts.draw(model.batch_size or 2, model.context_length)
+        outputs, self.scale, self.stochastic = model.measure(self.ids)
+        self.base: Callable[[Model], Tensor] | None = None  # outputs of `ids`, for the first claim about them
+        if repeat:
+            self.repeated = largest_change(model(self.ids), outputs).max().item()
+            self.base = lambda model: outputs if model is self.model else model(self.ids)
+
+    @functools.cached_property
+    @torch.no_grad()
+    def repeated(self) -> float:
+        """Largest difference of two runs of the same input."""
+        return largest_change(self.model(self.ids), self.model(self.ids)).max().item()
+
+    @functools.cached_property
+    def twin(self) -> "tuple[Model | None, str]":
+        """The same function in float64, where rounding disappears and a leak does not; else why there is none."""
+        try:
+            if (twin := self.model.in_float64()) is None:
+                return None, "the model has none"
+            twin.measure(self.ids)
+        except Exception as error:  # code of other projects may raise anything
+            return None, one_line(error.__cause__ or error)
+        return twin, ""
+
+    def limit(self, claim: Claim, size: float) -> tuple[float, bool]:
+        """How far the outputs of a claim may differ, and whether float64 decides about less."""
+        model, noise = self.model, SLACK * self.repeated if size else 0.0
+        units = EXACT_UNITS * self.scale * (EPS64 if model.precision == "64-true" else EPS)
+        coarse = (LOW_COARSE if model.is_low else COARSE) * self.scale
+        if self.exact and claim.visible is not None:
+            if model.is_low or self.bound is not None:  # nothing decides about a model that is exact as far as is known
+                few = 0.0 if model.exact else (2 * LOW_EPS if model.is_low else UNITS * EPS) * self.scale
+                return max(noise, few), False
+            if not size <= units:
+                return noise, False
+        if self.bound is not None:
+            return min(max(self.bound * self.scale, noise), coarse), False
+        return (ROUNDING64 * self.scale, False) if model.precision == "64-true" else (coarse, size > 0)
+
+    def judge(self, claims: Iterable[Claim], in_time: Callable[[], bool] = lambda: True) -> Result | None:
+        """One result for claims of one kind, up to the first that fails or while there is time; None without claims.
+
+        Differences within the limit may be rounding: of the claim with the largest one, float64 decides. A claim that
+        the model cannot compute is left out, such as one about a length that it does not take.
+        """
+        worst: tuple[Claim, Tensor, float] | None = None
+        tested, self.left_out = 0, ""
+        for claim in claims:
+            if not in_time():
+                break
+            try:
+                change = claim.change(self.model)
+            except ModelError as error:
+                if self.model.exact:  # a model of ours can do all that it names
+                    raise
+                shape = tuple((claim.other if isinstance(claim.other, Tensor) else claim.ids).shape)
+                self.left_out = self.left_out or f"ids {shape}, where {error}"
+                continue
+            tested += change.numel() if claim.compared is None else int(claim.compared.sum())
+            size = change.max().item()
+            if worst is None or not size <= worst[2]:
+                worst = claim, change, size
+            if not size <= self.limit(claim, size)[0]:
+                break
+        if worst is None:
+            return None
+        (claim, change, size), model, undecided = worst, self.model, ""
+        bound, precise = self.limit(claim, size)
+        if precise and size <= bound:
+            twin, reason = self.twin
+            if twin is None:
+                bound = min(bound, UNITS * (LOW_EPS if model.is_low else EPS) * self.scale)
+                undecided = f"outputs differ by {size:.1g}, which may be rounding: no float64 twin ({reason})"
+            else:
+                in_twin = claim.change(twin)
+                if not in_twin.max().item() <= ROUNDING64 * self.scale:
+                    model, change, bound, size = twin, in_twin, ROUNDING64 * self.scale, in_twin.max().item()
+        result = Result(claim.check, self.name, change.shape[1], size, bound, tested)
+        if size <= bound:
+            return replace(result, undecided=undecided)
+        where, leak = locate(model, claim, change, bound)
+        return replace(result, where=where, **leak)
+
+    # Claims
+    def fitting(self, length: int) -> int:
+        """Rows that fit into memory, and on a CPU into its caches."""
+        tokens = 4096 if self.model.device.type == "cpu" else 1 << 17
+        return max(1, min(tokens // length, MAX_OUTPUTS // (length * self.model.vocab_size)))
+
+    def batch(self, length: int, limit: int) -> int:
+        """Rows of the next batch."""
+        self.turn += 1
+        size = min(BATCH_SIZES[self.turn % len(BATCH_SIZES)], limit, self.fitting(length))
+        return self.model.batch_size or max(1, size)
+
+    def future(self, length: int, rows: int) -> Iterator[Claim]:
+        """`replaced` for as many positions as `rows`, one of which stands for a row that is replaced as a whole."""
+        return self.replaced(torch.tensor(positions_in_order(length, self.generator)[: max(1, rows - 1)]), length)
+
+    def replaced(
+        self, queries: Tensor, length: int, visible: Tensor | None = None, check: str = "future"
+    ) -> Iterator[Claim]:
+        """Every token that a query does not see is replaced, one query in each row; and all of another row, once.
+
+        Args:
+            visible: bool (T, T); None: that of the model.
+        """
+        visible, whole = self.model.visible(length) if visible is None else visible, False
+        queries = queries[torch.randperm(len(queries), generator=self.generator)]  # rows may leak in any direction
+        while len(queries):
+            size = self.batch(length, len(queries) + (not whole))
+            n_queries = size - 1 if not whole and size > 1 else size
+            chosen, queries = queries[:n_queries].repeat(size)[:size].roll(self.turn), queries[n_queries:]
+            kept, compared = visible[chosen], ~(visible[None] & ~visible[chosen][:, None]).any(-1)  # (B, T) each
+            if n_queries < size and not whole:
+                row, whole = (self.turn - 1) % size, True
+                kept[row], compared[row] = False, False
+            ids, base, self.base = self.ids, self.base, None
+            if base is None or ids.shape != (size, length):
+                ids, base = self.texts.draw(size, length), None
+            yield self.hidden(ids, torch.where(kept, ids, self.texts.other(ids)), compared, visible, check, base)
+
+    def hidden(
+        self,
+        ids: Tensor,
+        other: Tensor,
+        compared: Tensor,
+        visible: Tensor,
+        check: str = "future",
+        base: Callable[[Model], Tensor] | None = None,
+    ) -> Claim:
+        """A claim about tokens that the compared outputs do not see, with random numbers of its own.
+
+        Args:
+            base: None: it is computed.
+        """
+        self.seed += base is None
+        seed = self.seed if base is None else FIRST_SEED
+        return Claim(check, ids, base or once(ids, seed), other, compared, visible, seed=seed)
+
+    def every_id(self, *, pairs: bool = False) -> Iterator[Claim]:
+        """No id opens a leak: each is once before, at and behind the end of what an output sees.
+
+        Args:
+            pairs: each pair of ids is once at the end, and once behind it.
+        """
+        n, length = self.model.vocab_size, 3
+        if self.model.context_length < length or self.model.batch_size:
+            return
+        draw = lambda size: torch.randperm(size, generator=self.generator)  # noqa: E731
+        if pairs:
+            (a, b), (c, d) = ((x // n, x % n) for x in (draw(n * n), draw(n * n)))
+            query, ids, other = 0, torch.stack([a, b, c], 1), torch.stack([a, c, d], 1)  # (V * V, 3)
+        else:
+            query, (ids, other) = 1, (torch.stack([draw(n) for _ in range(length)], 1) for _ in range(2))  # (V, 3)
+        other = torch.where(other == ids, (ids + 1) % n, other)
+        visible = self.model.visible(length)
+        kept, compared = visible[query], ~(visible & ~visible[query]).any(-1)
+        size = min(512, self.fitting(length))
+        for rows, others in zip(ids.split(size), other.split(size), strict=True):
+            if not kept.all():
+                yield self.hidden(rows, torch.where(kept, rows, others), compared.expand(rows.shape), visible)
+
+    def repeatable(self) -> Result:
+        """Two runs of one input agree, up to the noise of kernels that add in another order each time."""
+        noise, bound, length = self.repeated, MAX_NOISE * self.scale, self.ids.shape[1]
+        where = "" if noise <= bound else f"two runs of the same input differ by {noise:.2g}"
+        return Result("equal", self.name, length, noise, bound, length, where)
+
+    def alone(self) -> Iterator[Claim]:
+        """A text alone gives the outputs that it has in a batch."""
+        if not self.stochastic and self.model.batch_size is None:
+            says = f"differs between a text alone and in a batch of {len(self.ids)}"
+            yield Claim("equal", self.ids, once(self.ids), self.ids[-1:], says=says)
+
+    def cut(self, ids: Tensor, lengths: Sequence[int]) -> Iterator[Claim]:
+        """Texts that end at each of these lengths have the outputs of the whole ones."""
+        base, length, visible = once(ids), ids.shape[1], self.model.visible(ids.shape[1])
+        for end in lengths if not self.stochastic else ():
+            if torch.equal(visible[:end, :end], self.model.visible(end)):
+                compared = ~visible[:, end:].any(-1).expand(ids.shape)
+                says = f"changes if the text ends after {end} instead of {length} tokens"
+                yield Claim("equal", ids, base, ids[:, :end], compared, says=says)
+
+    def computed(self, ids: Tensor, ways: Sequence[str]) -> Iterator[Claim]:
+        """Texts have the same outputs in each of these ways, where a way computes them.
+
+        The full pass is the same for all, since another one might reset a cache that a way leaves behind.
+        """
+        base = once(ids)
+        for name in ways:
+            other = lambda model, name=name: model(ids, way=model.ways[name])  # noqa: E731
+            yield Claim("equal", ids, base, other, says=f"differs: {name}")
+
+    def many(self, rows: int, length: int) -> Iterator[Claim]:
+        """`replaced` at the middle of a batch of many texts."""
+        visible, ids = self.model.visible(length), self.texts.draw(rows, length)
+        kept, compared = visible[length // 2], ~(visible & ~visible[length // 2]).any(-1)
+        yield self.hidden(ids, torch.where(kept, ids, self.texts.other(ids)), compared.expand(ids.shape), visible)
+
+
+def positions_in_order(length: int, generator: torch.Generator) -> list[int]:
+    """Each position once: in turn one where implementations change (ends, edges of blocks), and a random one.
+
+    The edges of large blocks are first.
+    """
+    edges = [256, 2048, length // 2, length - 2, 0, length // 4, length - 1, 1]  # bf16 rounds 257 to 256
+    edges += [edge + side for size in (128, 64, 16) for edge in range(size, length, size) for side in (-1, 0)]
+    random = torch.randperm(length, generator=generator).tolist()
+    pairs = itertools.zip_longest(dict.fromkeys(p for p in edges if 0 <= p < length), random)
+    return list(dict.fromkeys(p for pair in pairs for p in pair if p is not None))
