@@ -1,5 +1,9 @@
 """The certificate of models that the table does not have: a large vocabulary, and what notes say."""
 
+from dataclasses import replace
+
+import pytest
+import torch
 from torch import nn
 
 from tril.model.causality import certify
@@ -40,3 +44,14 @@ def test_a_row_that_depends_on_the_first_token_of_another_is_found():
     state = State("weights=own", subject, texts, exact=True)
     result = state.judge(state.future(T, 4))
     assert result is not None and "depends on the other rows of its batch" in result.where
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_unit_in_the_last_place_is_a_leak_only_of_a_model_that_is_known_to_be_exact(exact):
+    """Where float64 does not decide, as with large weights."""
+    model = Gated(lambda ids: 0 * ids)
+    model.head.register_forward_pre_hook(lambda _, inputs: inputs[0] * (1 + 1.2e-7 * (inputs[0].sum() > 0)))
+    subject = replace(as_model(model, vocab_size=V, context_length=T), exact=exact)
+    state = State("weights=large", subject, Texts(V), exact=True, bound=torch.inf)
+    result = state.judge(state.future(T, 16))
+    assert result is not None and result.worst > 0 and result.passed is not exact
