@@ -86,6 +86,10 @@ def certify(
         device=device,
         name=name,
     )
+    if tokens is not None and (tokens.dim() != 1 or not 0 <= tokens.min() <= tokens.max() < subject.vocab_size):
+        raise ValueError(f"tokens must be ids (N,) from 0 to below vocab_size={subject.vocab_size}")
+    if not budget_seconds >= 0:
+        raise ValueError(f"budget_seconds={budget_seconds} must be at least 0")
     return certify_model(subject, module_variants(subject), budget_seconds, tokens=tokens)
 
 

@@ -225,32 +225,20 @@ def modes(model: nn.Module | None) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def restored_modes(module: nn.Module | None) -> Iterator[None]:
-    """Restores the mode of every submodule after the block."""
-    training = {} if module is None else {part: part.training for part in module.modules()}
-    try:
-        yield
-    finally:
-        for part, mode in training.items():
-            part.training = mode
-
-
-@contextlib.contextmanager
 def restored(model: nn.Module | None) -> Iterator[None]:
     """Restores parameters, buffers, gradients and modes of the model, and the random state, after the block."""
+    modules = [] if model is None else [(part, part.training, part._buffers) for part in model.modules()]
     parameters = [] if model is None else [(p, p.detach().clone(), p.grad) for p in model.parameters()]
-    buffers = [] if model is None else [(module, module._buffers) for module in model.modules()]
     for p, _, _ in parameters:
         p.grad = None
-    for module, originals in buffers:
-        module._buffers = {name: None if b is None else b.clone() for name, b in originals.items()}
-    device = parameters[0][0].device if parameters else torch.device("cpu")
+    for part, _, buffers in modules:
+        part._buffers = {name: None if b is None else b.clone() for name, b in buffers.items()}
     try:
-        with same_random_numbers(device), restored_modes(model):
+        with same_random_numbers(parameters[0][0].device if parameters else torch.device("cpu")):
             yield
     finally:
-        for module, originals in buffers:
-            module._buffers = originals
+        for part, training, buffers in modules:
+            part.training, part._buffers = training, buffers
         with torch.no_grad():
             for p, value, gradient in parameters:
                 p.copy_(value)  # in place: compiled code may know its address
@@ -335,13 +323,13 @@ def check_shift_of_rows(batches: Iterable[Batch]) -> Result:
         length, tested = inputs.shape[1], tested + int((targets >= 0).sum())
         distances = range(-min(MAX_AHEAD, length - 1), min(MAX_DISTANCE, length))
         shares = torch.stack([equal_share(inputs, targets, distance) for distance in distances])  # (distances, B)
-        for row, column in enumerate(shares.T):
-            best = int(column.argmax())  # the first of equal ones, so one ahead
-            share, distance = column[best].item(), distances[best]
-            worst = max(worst, share if distance >= 0 else 0.0)
-            if share >= MIN_EQUAL and distance >= 0 and not where:
-                share_of_row = f"{100 * share:.0f}% of the targets in row {row} of batch {number}"
-                where = f"{share_of_row} are the inputs {distance} positions before them"
+        share, best = shares.max(0)  # (B,), of equal ones the first, so one ahead
+        share = share.masked_fill(best < -distances[0], 0.0)
+        worst = max(worst, share.max().item())
+        if worst >= MIN_EQUAL and not where:
+            row = int(share.argmax())
+            share_of_row = f"{100 * worst:.0f}% of the targets in row {row} of batch {number}"
+            where = f"{share_of_row} are the inputs {distances[int(best[row])]} positions before them"
     return Result("shift", "rows", length, worst, MIN_EQUAL, tested, where)
 
 
