@@ -47,14 +47,12 @@ class GPTConfig:
     mlp_hidden: Size | None = setting(None, "hidden width of the FFN; null: from mlp_ratio")
     norm: Norm = setting("rmsnorm", "normalization before attention, FFN and head", common=True)
     norm_eps: Positive | None = setting(None, "null: the machine epsilon for rmsnorm, 1e-5 for layernorm")
-    pos: Literal["rope", "learned", "alibi", "none"] = setting(
-        "rope", "how the model tells positions apart", common=True
-    )
+    pos: Literal["rope", "learned", "alibi", "none"] = setting("rope", "positional encoding", common=True)
     rope_base: Positive = setting(10_000.0, "base of the rotation frequencies", needs="pos=rope")
     bias: bool = setting(False, "biases in all projections, the FFN and layernorm", common=True)
     qkv_bias: bool | None = setting(None, "biases in the projections of q, k and v; null: bias", needs="n_heads")
     qk_norm: NormOrBool = setting("rmsnorm", "normalization of each head's q and k", common=True, needs="n_heads")
-    key_offset: bool = setting(False, "half of each key is that of the position before", needs="n_heads")
+    key_offset: bool = setting(False, "take half of each key from the previous position", needs="n_heads")
     tie_embeddings: bool = setting(True, "the head uses the matrix of the embedding", common=True)
     embed_skip: bool = setting(False, "each block adds the embedding of the token to its input, times a learned factor")
     value_embed: bool = setting(
@@ -62,9 +60,7 @@ class GPTConfig:
     )
     embd_dropout: Probability = setting(0.0, "dropout of the embeddings")
     attn_dropout: Probability = setting(0.0, "dropout of the attention weights", needs="n_heads")
-    resid_dropout: Probability = setting(
-        0.0, "dropout of what attention and FFN add to the residual stream", common=True
-    )
+    resid_dropout: Probability = setting(0.0, "dropout on the outputs of attention and FFN", common=True)
     window: Size | None = setting(
         None, "keys that a query sees, its own included; null: all", common=True, needs="n_heads"
     )

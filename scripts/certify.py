@@ -2,8 +2,8 @@
 
 Also a fresh model (model=nano model.window=64), a `transformers` model (hf=FOLDER) and any function from ids to logits
 (call=package.module:function vocab_size=V context_length=T). Prints the verdict, and writes all figures into
-a folder. Of a checkpoint it first says whether the certificate that the file holds belongs to these weights, config,
-data and code, and it also certifies a training step of the run. Exit status, of the certificate computed now:
+a folder. For a checkpoint, it first prints whether the stored certificate matches these weights, config, data and
+code, and it also certifies a training step of the run. Exit status, of the certificate computed now:
 0: causal; 1: not causal; 2: wrong settings; 3: the model raises an exception or returns no logits; 4: inconclusive:
 a leak of the size of rounding, or beyond the tested length, would pass too.
 """

@@ -31,7 +31,7 @@ class RefereeCommand:
     """What is compared, and when the comparison ends."""
 
     candidate: str = setting("", "settings of train.py that may be better, separated by spaces")
-    baseline: str = setting("", 'the same of what it is compared with; "": the default run')
+    baseline: str = setting("", 'settings of the baseline; "": the default run')
     common: str = setting("", "settings of both")
     margin: float = setting(0.005, "nats per token: differences below it count as equal", gt=0, allow_inf_nan=False)
     budget: Seconds = setting("60m", "time of this command, beyond which no seed is added: 90s, 60m, 2h")

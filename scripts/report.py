@@ -28,10 +28,14 @@ class ReportCommand:
         None, "compare with this variant: model.n_heads=4, or several key=value with commas; null: the sweep's defaults"
     )
     margin: float | None = setting(
-        None, "nats per token: variants whose difference is smaller are equal; null: none is", gt=0, allow_inf_nan=False
+        None,
+        "largest difference that counts as equal, in nats per token; null: no variant is called equal",
+        gt=0,
+        allow_inf_nan=False,
     )
     tune: str | None = setting(
-        None, "a swept key whose value each variant chooses on every fourth document; the others are compared"
+        None,
+        "a swept key: each variant keeps its best value on every fourth document; the other documents compare them",
     )
     out: str | None = setting(None, "folder for the report, its tables and pictures; null: the sweep's folder")
 

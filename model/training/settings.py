@@ -29,7 +29,11 @@ class TopLevelConfig:
     """The single settings of a run."""
 
     seed: int = setting(
-        0, "initialization, data order, dropout and sampling have streams of their own", common=True, ge=0, lt=2**64
+        0,
+        "random seed; initialization, data order, dropout and sampling use independent streams",
+        common=True,
+        ge=0,
+        lt=2**64,
     )
     compile: Compile = setting(
         "auto", "torch.compile; auto: on CUDA; regional: one block; reduce-overhead: CUDA graphs", common=True
@@ -47,7 +51,7 @@ class CausalityConfig:
 class SweepConfig:
     """Settings of `python train.py -m`."""
 
-    skip_invalid: bool = setting(False, "leave out invalid runs of the grid, instead of refusing the grid")
+    skip_invalid: bool = setting(False, "skip invalid runs instead of stopping the grid with an error")
 
 
 @dataclass(frozen=True, config=strict_settings("checkpoint"))
@@ -78,14 +82,18 @@ class OptimConfig:
 
     kind: Literal["muon", "adamw"] = setting("muon", "set by optim=NAME")
     lr: Finite = setting(0.02, "AdamW's peak learning rate", common=True, gt=0)
-    muon_lr: Finite = setting(0.014, "Muon's, for updates of spectral norm 1", common=True, needs="kind=muon", gt=0)
+    muon_lr: Finite = setting(
+        0.014, "Muon's peak learning rate; its updates have spectral norm 1", common=True, needs="kind=muon", gt=0
+    )
     lr_scale: Finite = setting(1.0, "multiplies the learning rates", common=True, gt=0)
     betas: Annotated[tuple[Fraction, Fraction], Field(strict=False)] = setting(  # not strict: yaml has lists
         (0.8, 0.99), "AdamW: decay rates of the averages of the gradient and of its square"
     )
     eps: Finite = setting(1e-8, "AdamW: in the denominator, for stability", gt=0)
     weight_decay: Finite = setting(0.0, "AdamW, matrices only; norms and biases never decay", common=True, ge=0)
-    muon_weight_decay: Finite = setting(0.0, "Muon", common=True, needs="kind=muon", ge=0)
+    muon_weight_decay: Finite = setting(
+        0.0, "weight decay of the matrices that Muon updates", common=True, needs="kind=muon", ge=0
+    )
     momentum: Fraction = setting(0.9, "Muon; 0.95 for long runs and large batches", needs="kind=muon")
     nesterov: bool = setting(True, "Muon: Nesterov momentum", needs="kind=muon")
     ns_steps: int = setting(5, "Newton-Schulz iterations; 3 is cheaper", needs="kind=muon", ge=1, le=100)
@@ -151,7 +159,7 @@ class WithoutOptions:
 class ProgressConfig:
     """A progress bar, or lines."""
 
-    lines: Count = setting(20, "if the output is not a terminal")
+    lines: Count = setting(20, "number of progress lines if the output is not a terminal")
 
 
 @dataclass(frozen=True, config=strict_settings("callbacks.samples"))
@@ -164,7 +172,7 @@ class SamplesConfig:
     max_new_tokens: Count = setting(64, "length of the sample")
     temperature: Finite = setting(0.8, "0: always the most probable token", ge=0)
     repetition_penalty: Finite | None = setting(
-        None, "as of sample; null: 1.1, and 1 for characters and bytes, which every text repeats", gt=0
+        None, "as in sample.py; null: 1.1, or 1 for characters and bytes, which every text repeats", gt=0
     )
 
 

@@ -140,7 +140,7 @@ class Report:
         if self.tuning is None or not self.tuning.ends:
             return ""
         ends = ", ".join(map(named, self.tuning.ends))
-        return f" A better {self.tuning.key} may be outside of the range, of which the lowest loss is an end: {ends}."
+        return f" The best {self.tuning.key} is an end of its range for {ends}; extend the range."
 
     def tuning_table(self) -> str:
         """Loss of each variant and value on the documents that choose; "" unless a setting was tuned."""
