@@ -12,11 +12,6 @@ python train.py debug=true                         20 steps of everything, on li
 python train.py init_from=hf:FOLDER                start from other weights, see docs/weights.md
 """
 
-from tril.scripts.cli import interrupt
-
-if __name__ == "__main__":
-    interrupt.begin()
-
 import sys
 import time
 from collections.abc import Sequence
@@ -25,9 +20,17 @@ from tril.model.runs import Run
 from tril.scripts.cli.app import Composed, command, compose
 from tril.scripts.cli.config import FOLDER, RunConfig, TrainCommand, check_minutes, check_single
 from tril.scripts.cli.errors import UserError, shell_command, user_errors
-from tril.scripts.cli.process import quiet_ranks
 from tril.scripts.cli.resume import check_text, is_finished, resumed
-from tril.scripts.cli.run import build_module, choose_hardware, fit_run, instantiate, open_run, plan_minutes, sweep_of
+from tril.scripts.cli.run import (
+    build_module,
+    choose_hardware,
+    fit_run,
+    instantiate,
+    open_run,
+    plan_minutes,
+    quiet_ranks,
+    sweep_of,
+)
 
 
 def train(*settings: str, **keywords: object) -> Run:
@@ -62,12 +65,7 @@ def run_grid(words: Sequence[str]) -> None:
 @command("train", TrainCommand, grid=run_grid)
 def main(own: TrainCommand, composed: Composed) -> None:
     quiet_ranks()
-    try:
-        run(own, composed)
-    except KeyboardInterrupt:  # before the first step, or a second Ctrl-C
-        remedy = f"{shell_command('train', 'resume=latest')} continues from the last checkpoint, if there is one"
-        print(f"stopped at once by Ctrl-C; {remedy}", file=sys.stderr)
-        sys.exit(130)
+    run(own, composed)
 
 
 def run(own: TrainCommand, composed: Composed, *, one_process: bool = False) -> Run:
@@ -82,7 +80,7 @@ def run(own: TrainCommand, composed: Composed, *, one_process: bool = False) -> 
     """
     started, given, folder = time.perf_counter(), composed.given, composed.given.get(FOLDER)
     sweep = None if folder is None else sweep_of(folder)
-    checkpoint = source = lineage = planner = None
+    checkpoint = lm = lineage = planner = None
     with user_errors():
         if sweep is None:
             check_single(given, composed.grid)
@@ -92,8 +90,8 @@ def run(own: TrainCommand, composed: Composed, *, one_process: bool = False) -> 
         elif own.init_from is not None:
             from tril.scripts.cli.init_from import load_weights, take_over
 
-            settings, source = take_over(own.init_from, composed)
-            config, lineage = RunConfig.of(settings, None if sweep else given), source.lineage
+            settings, lm, lineage = take_over(own.init_from, composed)
+            config = RunConfig.of(settings, None if sweep else given)
         else:
             config = RunConfig.of(composed.settings, None if sweep else given)
         if own.minutes is not None:
@@ -107,33 +105,32 @@ def run(own: TrainCommand, composed: Composed, *, one_process: bool = False) -> 
     from tril.model.training.checkpoints import Stopped
     from tril.model.training.trainer import build_trainer
 
-    interrupt.end()
     with open_run(folder, checkpoint) as run:
         with user_errors():
             if checkpoint is not None:
                 if is_finished(run, checkpoint.step or 0, config.trainer.max_steps, given):
                     return run
                 print(f"{run.folder} continues at step {checkpoint.step:,} of {config.trainer.max_steps:,}", flush=True)
-            added = instantiate(config.targets, run.folder)
+            added = instantiate(config.targets, run.folder) if config.targets else ((), ())
             data = TextDataModule(config.data, context_length=config.model.context_length, seed=config.top.seed)
             data.check()
             config = config.complete(hardware, data.meta["vocab_size"])
             if checkpoint is not None:
                 check_text(checkpoint, data.meta["fingerprint"])
             if own.minutes is not None:
-                fixed = [*given, *(["model"] if source else [])]  # settings that keep their values
+                fixed = [*given, *(["model"] if lm else [])]  # settings that keep their values
                 config, planner = plan_minutes(config, data, started + 60 * own.minutes, fixed, run)
             torch.manual_seed(config.seed_for("initialisation"))
             model = GPT(config.model)
-            if source is not None:
-                load_weights(source.lm, model)
+            if lm is not None:
+                load_weights(lm, model)
             of_run = {"sweep": sweep_of(run.folder), "started": started, "planner": planner, "added": added}
             passes = config.train_tokens() / data.meta["counts"]["train"]["tokens"]
             trainer = build_trainer(config, run.folder, passes=passes, **of_run)
             torch.manual_seed(config.seed_for(f"dropout/{rank}" if (rank := trainer.global_rank) else "dropout"))
             module = build_module(config, model, data, lineage)
         try:
-            fit_run(trainer, module, data, config, run, checkpoint)
+            fit_run(trainer, module, data, config, run, checkpoint and checkpoint.path)
         except Stopped as stopped:
             if one_process:
                 raise KeyboardInterrupt(stopped.describe(f'train("resume={run.folder}")')) from None

@@ -11,6 +11,7 @@ and the settings that it depends on, once; the command line, `--help` and the ch
 
 import dataclasses
 import difflib
+import functools
 import json
 import re
 import types
@@ -196,6 +197,24 @@ def kinds_of(annotation: Any) -> frozenset[type]:
 def plain(value: Any) -> Any:
     """A default as yaml writes it: groups and mappings as dictionaries, tuples as lists."""
     return to_jsonable_python(value)
+
+
+def flatten(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """{"a": {"b": 1}} -> {"a.b": 1}. An empty mapping is kept."""
+    flat = {}
+    for key, value in tree.items():
+        below = flatten(value) if isinstance(value, Mapping) and value else None
+        flat |= {key: value} if below is None else {f"{key}.{name}": item for name, item in below.items()}
+    return flat
+
+
+def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """The inverse of `flatten`."""
+    tree: dict[str, Any] = {}
+    for key, value in flat.items():
+        *groups, name = str(key).split(".")
+        functools.reduce(lambda node, group: node.setdefault(group, {}), groups, tree)[name] = value
+    return tree
 
 
 def nearest(name: str, choices: Collection[str], prefix: str = "") -> str:

@@ -5,11 +5,6 @@ the run. other=CHECKPOINT compares two checkpoints, and tasks=NAME[,NAME] runs t
 (pip install -e ".[eval]"). Prints a table; writes a JSON file.
 """
 
-from tril.scripts.cli import interrupt
-
-if __name__ == "__main__":
-    interrupt.begin()
-
 from pathlib import Path
 
 from tril.data.config import parse
@@ -20,17 +15,21 @@ from tril.model.runs import find_checkpoint, run_folder
 from tril.scripts.cli.app import Composed, command
 from tril.scripts.cli.config import refuse_unused
 from tril.scripts.cli.errors import check_writable, user_errors
-from tril.scripts.cli.finished_run import evaluated_texts
 
-OF_TRAINING = ("tokenizer", "batch_size", "double_length_at", "val_batch_size", "document_mask")
+OF_TRAINING = tuple(
+    f"data.{name}" for name in ("tokenizer", "batch_size", "double_length_at", "val_batch_size", "document_mask")
+)
 
 
-@command("evaluate", EvaluateConfig, {"data": None}, unused=tuple(f"data.{name}" for name in OF_TRAINING))
+@command("evaluate", EvaluateConfig, {"data": None})
 def main(settings: EvaluateConfig, composed: Composed) -> None:
     data = composed.settings.get("data")
     with user_errors():  # before torch, which takes a second to import
         if data is not None and (need := without_effect(settings).get("part")):
             raise ValueError(f"data={data['source']} has no effect without {need}; leave it out")
+        for key in composed.given:
+            if key.startswith(OF_TRAINING):
+                raise ValueError(f"{key}={composed.given[key]} has no effect on evaluate; leave it out")
         paths = [find_checkpoint(path) for path in (settings.ckpt, settings.other) if path is not None]
         folder = Path(settings.out or run_folder(paths[0]) / "evaluation")
         check_writable(folder, "out")
@@ -48,7 +47,7 @@ def main(settings: EvaluateConfig, composed: Composed) -> None:
         if settings.tasks is not None:
             name, (report, text) = "tasks", run_tasks(first.lm, settings)
         else:
-            report, text = evaluate_texts(subjects, evaluated_texts(subjects, source, settings.part))
+            report, text = evaluate_texts(subjects, source, settings.part)
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / f"{name}.json", first.describe() | report)
     print(f"{text}\n{folder}: {name}.json", flush=True)

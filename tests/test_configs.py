@@ -36,7 +36,7 @@ GRIDS = {
 MEASURES = {
     "parameters": GPT.n_parameters,
     "body": lambda gpt: gpt.n_parameters(embeddings=False),
-    "flops": lambda gpt: gpt.flops_per_token(checked().window_lengths),
+    "flops": lambda gpt: gpt.flops_per_token(checked().data.window_lengths(512)),
     "cache": lambda gpt: gpt.new_cache(1).keys[0].numel(),
 }
 SLOW = pytest.mark.slow

@@ -15,8 +15,9 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from tril.data.config import DataConfig
+from tril.data.config import DataConfig, parse
 from tril.data.prepare import PreparedText, prepare
+from tril.data.settings import unflatten
 from tril.data.sources.base import Split
 from tril.data.tokenizer import TokenizerConfig
 from tril.model.checkpoint import Checkpoint
@@ -59,6 +60,22 @@ class EvaluatedText:
             raise ValueError(f"{name} has {len(tokens)} tokens, at least 2 are needed; give more text")
         n_bytes, n_unknown = (sum(counts[split][key] for split in splits) for key in ("bytes", "unknown"))
         return cls(tokens, name, n_bytes, n_unknown, prepared.meta["fingerprint"])
+
+
+def text_of_run(checkpoint: Checkpoint) -> tuple[DataConfig, PreparedText]:
+    """The text that a checkpoint was trained on.
+
+    Raises:
+        ValueError: it has changed since, or the checkpoint does not name it.
+    """
+    if not (settings := unflatten(checkpoint.settings).get("data")):
+        raise ValueError(f"{checkpoint.path} does not say on which text it was trained; name a run")
+    prepared = (data := parse(settings)).prepare()
+    now, before = prepared.meta["fingerprint"][:12], checkpoint.data["fingerprint"][:12]
+    if now != before:
+        changed = f"the text has changed since the run (fingerprint {now} instead of {before})"
+        raise ValueError(f"{changed}; restore it, or train again")
+    return data, prepared
 
 
 @dataclass(frozen=True)
@@ -175,7 +192,7 @@ class Subject:
         a, b = self.checkpoint, other.checkpoint
         return (a.tokenizer, a.eot) == (b.tokenizer, b.eot)
 
-    def read_text(self, data: DataConfig, part: Part, name: str) -> EvaluatedText:
+    def read_text(self, data: DataConfig, part: Part) -> PreparedText:
         """A text in the tokens of the checkpoint."""
         train = data.token_budget if part == "all" else 1  # the least that `prepare` encodes of the training part
         with tempfile.TemporaryDirectory() as folder:
@@ -183,8 +200,7 @@ class Subject:
             path.write_text(self.checkpoint.tokenizer, encoding="utf-8")
             tokenizer = TokenizerConfig(kind="file", path=str(path), eot=self.checkpoint.eot)
             budgets: dict[Split, int | None] = {"train": train, "val": data.val_token_budget}
-            prepared = prepare(data.source, tokenizer, budgets, data.cache_dir, progress=False)
-        return EvaluatedText.of(prepared, part, name)
+            return prepare(data.source, tokenizer, budgets, data.cache_dir, progress=False)
 
     def report(self, text: EvaluatedText, scored: ScoredText) -> dict[str, Any]:
         """What evaluation.json says of the checkpoint on a text."""
@@ -200,12 +216,21 @@ class Subject:
         }
 
 
-def evaluate_texts(subjects: Sequence[Subject], texts: Sequence[EvaluatedText]) -> tuple[dict[str, Any], str]:
+def evaluate_texts(subjects: Sequence[Subject], source: DataConfig | None, part: Part) -> tuple[dict[str, Any], str]:
     """The figures of one or two checkpoints on a text, in the tokens of each, and a table of them.
 
+    Args:
+        source: the text; None: that of the run of the first checkpoint.
+
     Raises:
-        ValueError: as `compare_texts`.
+        ValueError: the text has changed since the run, or is too short; and as `compare_texts`.
     """
+    first, of = subjects[0], "the run" if source is None else f"data.source={source.source.name}"
+    name, texts = f"the {'validation part' if part == 'val' else 'whole text'} of {of}", list[EvaluatedText]()
+    data, of_run = (source, None) if source is not None else text_of_run(first.checkpoint)
+    for subject in subjects:
+        same = of_run if subject.same_tokenizer(first) else None
+        texts.append(EvaluatedText.of(same or subject.read_text(data, part), part, name))
     pairs = list(zip(subjects, texts, strict=True))
     scored = [ScoredText.of(s.lm, text.tokens, text.n_bytes, document_eot=s.document_eot) for s, text in pairs]
     sides = [subject.report(text, each) for (subject, text), each in zip(pairs, scored, strict=True)]

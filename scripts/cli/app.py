@@ -11,9 +11,8 @@ import contextlib
 import functools
 import gc
 import re
-import signal
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,27 +27,25 @@ from omegaconf.errors import OmegaConfBaseException
 
 from tril.data.config import SOURCES
 from tril.data.settings import Setting, build, declared, defaults, nearest
-from tril.model.training.settings import CallbacksConfig
-from tril.scripts.cli import interrupt
 from tril.scripts.cli.config import (
     CONFIGS,
     FOLDER,
     GROUPS,
     TrainCommand,
     data_defaults,
-    flatten,
     known_settings,
+    options_of,
     refuse_unused,
 )
-from tril.scripts.cli.errors import UserError, one_line, unknown_setting, unreadable, user_errors
-from tril.scripts.cli.help import ADDED, print_help
+from tril.scripts.cli.errors import UserError, exit_with_one_line, unknown_setting, unreadable, user_errors
 
 VERSION_BASE = "1.3"  # of Hydra's behavior: since 1.2, it does not change the working directory
-HELP, GRID = ("-h", "--help", "--help=all"), ("-m", "--multirun")
+HELP, GRID = {"-h", "--help", "--help=all"}, {"-m", "--multirun"}
 # Objects before a collection: Python's 700 lengthen imports by a fifth, 100,000 let memory grow while a model trains.
 COLLECTION_THRESHOLD = 10_000
 REMOVABLE = ("callbacks.", "logger.")
 OF_A_GRID = ("hydra.sweep.", "hydra.launcher.", "hydra.sweeper.", "hydra/launcher", "hydra/sweeper")
+STORE = ConfigStore.instance()
 
 
 @dataclass(frozen=True)
@@ -82,68 +79,74 @@ class Declaration:
     Attributes:
         own: the class that declares the command's own settings.
         groups: its config groups, and the option of each; None: none is chosen.
-        of_a_run: it has all settings and groups of train.py too.
-        unused: settings of its groups that have no effect: how their keys start.
     """
 
     name: str
     own: type
-    groups: Mapping[str, str | None] = field(default_factory=dict)
-    of_a_run: bool = False
-    unused: tuple[str, ...] = ()
+    groups: Mapping[str, str | None]
+
+    @property
+    def is_train(self) -> bool:
+        """Whether it has all settings of a run."""
+        return self.name == "train"
 
     def settings(self, source: str | None = None) -> dict[str, Setting]:
         """The settings by dotted key; of the texts those of `source`, or of all."""
-        shared = {
-            key: setting
-            for key, setting in known_settings(source).items()
-            if self.of_a_run or key.partition(".")[0] in self.groups
-            if not key.startswith(self.unused)
-        }
+        found = known_settings(source).items()
+        shared = {key: each for key, each in found if self.is_train or key.partition(".")[0] in self.groups}
         return {each.key: each for each in declared(self.own)} | shared
 
-    def group_names(self) -> list[str]:
-        return [path.name for path in CONFIGS.iterdir() if path.is_dir()] if self.of_a_run else [*self.groups]
+    def names(self) -> dict[str, Setting]:
+        """The settings, and all else that a command line can set."""
+        choices = {name: Setting(name, None, "", kinds=frozenset({str, list, type(None)})) for name in self.groups}
+        folder = {FOLDER: Setting(FOLDER, None, "", kinds=frozenset({str}))} if self.is_train else {}
+        return self.settings() | choices | folder
 
 
-DECLARED = {"train": Declaration("train", TrainCommand, of_a_run=True)}
+DECLARED = {
+    "train": Declaration("train", TrainCommand, {path.name: None for path in CONFIGS.iterdir() if path.is_dir()})
+}
+# The declared defaults, where the yaml files of configs/ name them: `settings` of a group, `source_NAME` of a text,
+# which is `NAME` too if it has no yaml file.
+for group in ("model", "optim", "trainer"):
+    STORE.store("settings", defaults(GROUPS[group]), group=group)
+for source in SOURCES:
+    for option in (f"source_{source}", *({source} - {*options_of("data")})):
+        STORE.store(option, data_defaults(source), group="data")
 
 
 def command(
-    name: str,
-    own: type = TrainCommand,
-    groups: Mapping[str, str | None] | None = None,
-    *,
-    unused: tuple[str, ...] = (),
-    grid: Callable | None = None,
+    name: str, own: type, groups: Mapping[str, str | None] | None = None, *, grid: Callable | None = None
 ) -> Callable[[Callable[[Any, Composed], object]], Callable[[], object]]:
     """Decorator of `main(settings, composed)`, which becomes a function without arguments that reads sys.argv.
 
     A user's mistake ends the process with one line and status 2.
 
     Args:
-        own, groups, unused: see `Declaration`.
+        own, groups: see `Declaration`.
         grid: runs a grid, given its arguments; None: the command has no -m.
     """
-    declaration = DECLARED.setdefault(name, Declaration(name, own, groups or {}, unused=unused))
+    if name not in DECLARED:
+        DECLARED[name] = Declaration(name, own, groups or {})
+        options = [{group: option} for group, option in DECLARED[name].groups.items()]
+        STORE.store(name, {"defaults": ["_self_", *options], **defaults(own)})
 
     def decorate(task: Callable[[Any, Composed], object]) -> Callable[[], object]:
         @functools.wraps(task)
         def main() -> object:
             gc.set_threshold(COLLECTION_THRESHOLD)
-            with one_line():
-                words = [word for word in sys.argv[1:] if word not in HELP + GRID]
-                if asked := [word for word in sys.argv[1:] if word in HELP]:
+            with exit_with_one_line():
+                words = [word for word in sys.argv[1:] if word not in HELP | GRID]
+                if asked := HELP & {*sys.argv[1:]}:
+                    from tril.scripts.cli.help import help_text
+
                     composed = compose(name, words, is_complete=False)
-                    settings = declaration.settings(composed.settings.get("data", {}).get("source"))
-                    text, keys = sys.modules[task.__module__].__doc__ or "", own.__pydantic_fields__
-                    values, options = composed.settings, composed.choices
-                    return print_help(text, settings, keys, values, options, every=HELP[-1] in asked)
-                if set(sys.argv[1:]) & set(GRID):
-                    return start_grid(declaration, grid, words)
+                    settings = DECLARED[name].settings(composed.settings.get("data", {}).get("source"))
+                    text, keys, is_all = task.__globals__["__doc__"], own.__pydantic_fields__, "--help=all" in asked
+                    return print(help_text(text, settings, keys, composed.settings, composed.choices, every=is_all))
+                if GRID & {*sys.argv[1:]}:
+                    return start_grid(DECLARED[name], grid, words)
                 composed = compose(name, words)
-                if not declaration.of_a_run:  # a run first imports torch
-                    interrupt.end()
                 return task(composed.own(own), composed)
 
         return main
@@ -156,13 +159,12 @@ def start_grid(declaration: Declaration, run_grid: Callable | None, arguments: S
     if run_grid is None:
         raise UserError(f"-m starts a grid of training runs, which {declaration.name} cannot; leave it out")
     parsed = parse(declaration, arguments, is_grid=True)
-    interrupt.end()
     try:
-        with hydra_of(declaration, parsed):
+        with hydra_of(declaration):
             return run_grid(with_files(declaration, parsed))
     except KeyboardInterrupt:  # in a run, or where a launcher waits for its workers
         print("\ninterrupted; start the same command again to continue", flush=True)
-        sys.exit(128 + signal.SIGINT)
+        sys.exit(130)
 
 
 def compose(name: str, arguments: Sequence[str], *, is_complete: bool = True) -> Composed:
@@ -176,56 +178,29 @@ def compose(name: str, arguments: Sequence[str], *, is_complete: bool = True) ->
     """
     declaration = DECLARED[name]
     parsed = parse(declaration, arguments)
-    with hydra_of(declaration, parsed):
+    with hydra_of(declaration):
         cfg = hydra.compose(name, with_files(declaration, parsed), return_hydra_config=True)
         choices, grid = dict(cfg.hydra.runtime.choices), dict(cfg.hydra.sweeper.get("params") or {})
         given = {key_of(each): text.partition("=")[2] for each, text in zip(parsed, arguments, strict=True)}
-        composed = Composed(plain_settings(cfg, is_complete=is_complete), given, choices, grid)
-    for key, setting in declaration.settings().items():
-        if setting.escapes and key in given:
-            *groups, last = key.split(".")
-            group = functools.reduce(dict.__getitem__, groups, composed.settings)
-            value = group[last]
-            group[last] = [*map(unescaped, value)] if isinstance(value, list) else value and unescaped(value)
-    return composed
+        return Composed(plain_settings(cfg, is_complete=is_complete), given, choices, grid)
 
 
 @contextlib.contextmanager
-def hydra_of(declaration: Declaration, parsed: Sequence[Override]) -> Iterator[None]:
+def hydra_of(declaration: Declaration) -> Iterator[None]:
     """Hydra with the settings of a command, in place of another command's, which called this one.
 
     Raises:
         UserError: an error of Hydra in the block, in one line.
     """
-    register_defaults(declaration)
     outer = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
     try:
         with hydra.initialize_config_dir(str(CONFIGS), job_name=declaration.name, version_base=VERSION_BASE):
-            try:
-                yield
-            except (HydraException, OmegaConfBaseException) as error:
-                raise UserError(explain(error, declaration.name, parsed)) from error
+            yield
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError(explain(error, declaration)) from error
     finally:
         GlobalHydra.instance().hydra = outer
-
-
-def register_defaults(declaration: Declaration) -> None:
-    """Puts the declared defaults where the yaml files of configs/ name them.
-
-    `settings` of a group has its defaults, and `source_NAME` of the group `data` has those of a text, which is `NAME`
-    too if it has no yaml file. Other commands have none.
-    """
-    store = ConfigStore.instance()
-    for name in ("model", "optim", "trainer"):
-        store.store("settings", defaults(GROUPS[name]), group=name)
-    for name in SOURCES:
-        store.store(f"source_{name}", data_defaults(name), group="data")
-        if not (CONFIGS / "data" / f"{name}.yaml").is_file():  # data=NAME is the source with its defaults
-            store.store(name, data_defaults(name), group="data")
-    if not declaration.of_a_run:
-        options = [{group: option} for group, option in declaration.groups.items()]
-        store.store(declaration.name, {"defaults": ["_self_", *options], **defaults(declaration.own)})
 
 
 def parse(declaration: Declaration, arguments: Sequence[str], *, is_grid: bool = False) -> list[Override]:
@@ -234,16 +209,15 @@ def parse(declaration: Declaration, arguments: Sequence[str], *, is_grid: bool =
     Raises:
         UserError: an argument that is no setting, or that has no effect, or that removes what is required.
     """
-    kinds, parsed = {key: each.kinds for key, each in declaration.settings().items()} | {FOLDER: {str}}, []
-    kinds |= dict.fromkeys(declaration.group_names(), {str, list, type(None)})  # debug=true is no truth value
+    names, parsed = declaration.names(), []
     for argument in arguments:
         try:
             if argument.startswith("-"):
                 raise HydraException
-            word = argument if is_grid else quoted_argument(argument, kinds)
+            word = argument if is_grid else quoted_argument(argument, names.get(argument.partition("=")[0].lstrip("+")))
             [override] = OverridesParser.create().parse_overrides([word])
         except HydraException as error:
-            raise UserError(unreadable(argument, kinds)) from error
+            raise UserError(unreadable(argument, names)) from error
         if problem := problem_of(override, argument.partition("=")[2], declaration, is_grid=is_grid):
             raise UserError(f"{argument} {problem}")
         parsed.append(override)
@@ -251,21 +225,18 @@ def parse(declaration: Declaration, arguments: Sequence[str], *, is_grid: bool =
 
 
 def problem_of(override: Override, value: str, declaration: Declaration, *, is_grid: bool) -> str | None:
-    """Why a command does not take a setting with this text, whatever the others are."""
+    """Why a command does not take a setting with this text, whatever the others are, where Hydra does not say it."""
     key = key_of(override)
     if override.is_delete() and not key.startswith(REMOVABLE):
         return f"removes a setting, and only single callbacks and loggers can be removed; set {key}=VALUE"
     if override.is_sweep_override() and not is_grid:
-        remedy = "add -m for a grid of runs" if declaration.of_a_run else "give one"
-        return f"has several values; {remedy}, or write a list as {key}=[{value}]"
-    used = OF_A_GRID if is_grid else (FOLDER,)
-    if key.startswith(("hydra.", "hydra/")) and not (declaration.of_a_run and key.startswith(used)):
+        return f"has several values; add -m for a grid of runs, or write a list as {key}=[{value}]"
+    used = OF_A_GRID if is_grid else (FOLDER,) * declaration.is_train
+    if key.startswith(("hydra.", "hydra/")) and not key.startswith(used):
         return f"has no effect on {'a grid' if is_grid else 'a single run'}; leave it out"
-    if declaration.unused and key.startswith(declaration.unused):
-        return f"has no effect on {declaration.name}; leave it out"
-    if key == ADDED and declaration.of_a_run and not override.is_add():
+    if key == "ablation" and key in declaration.groups and not override.is_add():
         return f"is added to the other settings, as a grid; write -m +{key}={value}"
-    if key in declaration.group_names() and value == "null":
+    if key in declaration.groups and value == "null":
         return f"is no option of the group{nearest('', options_of(key))}"
     return None
 
@@ -285,21 +256,18 @@ def key_of(override: Override) -> str:
     return override.get_key_element().lstrip("+~")
 
 
-def options_of(group: str) -> list[str]:
-    """The options of a config group."""
-    return [path.stem for path in (CONFIGS / group).glob("*.yaml")]
-
-
-def quoted_argument(argument: str, kinds_of: Mapping[str, Collection[type]]) -> str:
+def quoted_argument(argument: str, setting: Setting | None) -> str:
     """key=value for Hydra's grammar, with a text in quotes, so that the user needs only those of the shell.
 
     The grammar reads `null` where a text can be none, and `[...]` where it can be a list.
     """
     key, equals, text = argument.partition("=")
-    kinds = kinds_of.get(key.lstrip("+"), ())
+    kinds = setting.kinds if setting else ()
+    if setting and setting.escapes:
+        text = unescaped(text)
     is_list = (list in kinds or tuple in kinds) and text.startswith("[") and text.endswith("]")
     if not equals or str not in kinds or is_list or (text == "null" and type(None) in kinds):
-        return argument
+        return f"{key}{equals}{text}"
     return f"{key}={quoted(text)}"
 
 
@@ -321,26 +289,16 @@ def plain_settings(cfg: DictConfig, *, is_complete: bool = True) -> dict[str, An
     return OmegaConf.to_container(settings, resolve=True, throw_on_missing=is_complete)  # pyright: ignore[reportReturnType]
 
 
-def explain(error: Exception, name: str, parsed: Sequence[Override]) -> str:
+def explain(error: Exception, declaration: Declaration) -> str:
     """An error of Hydra or OmegaConf in one line that names the nearest valid choice or a remedy."""
-    declaration, groups = DECLARED[name], DECLARED[name].group_names()
-    settings = declaration.settings()
-    parents = {key[: dot.start()] for key in settings for dot in re.finditer(r"\.", key)}
-    names = [*settings, *groups, *sorted(parents)]
-    names += [FOLDER, *(f"callbacks.{name}" for name in defaults(CallbacksConfig))] * declaration.of_a_run
-    for key in map(key_of, parsed):
-        if key not in names and not (declaration.of_a_run and key.startswith(("hydra", "logger."))):
-            return unknown_setting(key, names)
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:  # of a search path, there is none
         group, _, option = error.missing_cfg_file.rpartition("/")
         return f"there is no {group}={option}{nearest(option, options_of(group) or error.options or [])}"
-    with contextlib.suppress(HydraException, OmegaConfBaseException):
-        chosen = [word for word in with_files(declaration, parsed) if word.lstrip("+~").partition("=")[0] in groups]
-        composed = flatten(plain_settings(hydra.compose(name, chosen), is_complete=False))
-        for each in parsed:
-            key, (group, _, rest) = key_of(each), key_of(each).partition(".")
-            if rest and not each.is_add() and not any(f"{known}.".startswith(f"{key}.") for known in composed):
-                option = rest.partition(".")[0]
-                remedy = f"add {group}={option}" if option in options_of(group) else f"choose another {group}"
-                return f"{key} does not go with the other settings of {group}; leave it out, or {remedy}"
-    return ": ".join([line.strip() for line in str(error).splitlines() if line.strip()][:2])
+    absent = re.match(r"Could not override '(.+?)'", str(error))
+    if absent is None:
+        return ": ".join([line.strip() for line in str(error).splitlines() if line.strip()][:2])
+    (key,), (group, option, *_) = absent.groups(), [*absent[1].split("."), ""]
+    if option in options_of(group) or key in declaration.settings():  # logger.wandb.project, or of another text
+        choice = f"add {group}={option}" if option in options_of(group) else f"choose another {group}"
+        return f"{key} does not go with the other settings of {group}; leave it out, or {choice}"
+    return unknown_setting(key, declaration.names())

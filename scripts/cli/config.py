@@ -1,5 +1,6 @@
 """The settings of a run as numbers: checked once, then completed by this machine and by the text."""
 
+import functools
 import hashlib
 import os
 from collections.abc import Iterable, Mapping
@@ -11,8 +12,17 @@ from typing import TYPE_CHECKING, Any
 from pydantic.dataclasses import dataclass
 
 from tril.data.config import DataConfig, parse
-from tril.data.settings import Setting, build, declared, defaults, plain, setting, strict_settings, without_effect
-from tril.data.settings import typed as as_typed
+from tril.data.settings import (
+    Setting,
+    build,
+    declared,
+    defaults,
+    plain,
+    setting,
+    strict_settings,
+    typed,
+    without_effect,
+)
 from tril.data.sources import SOURCES
 from tril.model.config import GPTConfig
 from tril.model.training.settings import (
@@ -25,7 +35,7 @@ from tril.model.training.settings import (
     TrainerConfig,
     TrainingConfig,
 )
-from tril.scripts.cli.errors import UserError, user_errors
+from tril.scripts.cli.errors import user_errors
 
 if TYPE_CHECKING:
     from tril.model.training.hardware import Hardware
@@ -43,6 +53,7 @@ GROUPS = {
 FOR_TRAINING = ("backend", "checkpoint_activations", "embd_dropout", "attn_dropout", "resid_dropout")  # of a model
 FOLDER = "hydra.run.dir"  # of a run
 PATHS = ("path", "val_path", "cache_dir")  # below `data:`
+COMPILE = {None: False, "default": True}  # what the setting says for a mode of torch.compile
 OPEN = ("callbacks", "logger")  # groups in which configs/ and the command line add a _target_ under a name
 
 
@@ -87,19 +98,14 @@ class RunConfig(TrainingConfig):
             UserError: names the wrong settings in one line.
         """
         with user_errors():
-            for name in (*GROUPS, "data", "logger"):
-                if not isinstance(settings.get(name, {}), Mapping):
-                    remedy = f"change one, such as {name}.KEY=VALUE"
-                    raise ValueError(f"{name}={as_typed(settings[name])} must be a group of settings; {remedy}")
-            targets = targets_of(settings)
-            groups = {name: dict(settings.get(name, {})) for name in GROUPS}
+            groups = {name: settings_below(settings, name) for name in (*GROUPS, "data", "logger")}
+            targets = targets_of(groups)
             groups["callbacks"] = {k: v for k, v in groups["callbacks"].items() if f"callbacks.{k}" not in targets}
-            top = {key: settings[key] for key in defaults(TopLevelConfig) if key in settings}
             config = cls(
-                top=build(TopLevelConfig, top),
-                data=parse(with_absolute_paths(settings.get("data", {}))),
+                top=build(TopLevelConfig, {key: settings[key] for key in defaults(TopLevelConfig) if key in settings}),
+                data=parse(with_absolute_paths(groups["data"])),
                 targets=targets,
-                **{name: build(GROUPS[name], values, name) for name, values in groups.items()},
+                **{name: build(kind, groups[name], name) for name, kind in GROUPS.items()},
             )
             _check_combinations(config)
             if given is not None:
@@ -114,18 +120,19 @@ class RunConfig(TrainingConfig):
             vocab_size: of the tokenizer. A larger model.vocab_size is kept.
 
         Raises:
-            UserError: the settings do not fit the text.
+            ValueError: model.vocab_size is smaller.
         """
         chosen = self.model.vocab_size or vocab_size
-        with user_errors():
-            if chosen < vocab_size:
-                needed = f"too small for the tokenizer's {vocab_size} tokens; raise it, or leave it null"
-                raise ValueError(f"model.vocab_size={chosen} is {needed}")
-        model = replace(self.model, vocab_size=chosen)
-        modes = {None: False, "default": True}
-        top = replace(self.top, compile=modes.get(hardware.compile, hardware.compile))
-        trainer = replace(self.trainer, precision=hardware.precision)
-        return replace(self, model=model, top=top, trainer=trainer, hardware=hardware)
+        if chosen < vocab_size:
+            needed = f"too small for the tokenizer's {vocab_size} tokens; raise it, or leave it null"
+            raise ValueError(f"model.vocab_size={chosen} is {needed}")
+        return replace(
+            self,
+            model=replace(self.model, vocab_size=chosen),
+            top=replace(self.top, compile=COMPILE.get(hardware.compile, hardware.compile)),
+            trainer=replace(self.trainer, precision=hardware.precision),
+            hardware=hardware,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Nested plain values, of which `of` makes the same settings, apart from the targets.
@@ -160,11 +167,6 @@ class RunConfig(TrainingConfig):
         """Training tokens per step and device."""
         return self.data.batch_size * self.model.context_length * self.trainer.accumulate_grad_batches
 
-    @property
-    def window_lengths(self) -> dict[int, float]:
-        """Of training, see `DataConfig.window_lengths`."""
-        return self.data.window_lengths(self.model.context_length)
-
     def seed_for(self, purpose: str) -> int:
         """A separate seed for each purpose, so that a change of one (such as dropout) does not affect the others."""
         return int.from_bytes(hashlib.sha256(f"{self.top.seed}/{purpose}".encode()).digest()[:4], "big")
@@ -186,43 +188,49 @@ def _check_combinations(config: RunConfig) -> None:
         raise ValueError(f"compile=reduce-overhead needs {needs}; use compile=true")
 
 
-def targets_of(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def settings_below(settings: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The settings below `name:`, of which an earlier version may have none; raises ValueError for another value."""
+    group = settings.get(name, {})
+    if not isinstance(group, Mapping):
+        raise ValueError(f"{name}={typed(group)} must be a group of settings; change one, such as {name}.KEY=VALUE")
+    return dict(group)
+
+
+def targets_of(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """The callbacks and loggers with a `_target_`: dotted key -> `_target_` and arguments.
 
     Raises:
         ValueError: a logger without one.
     """
-    targets = {}
-    for group in OPEN:
-        for name, node in settings.get(group, {}).items():
-            if isinstance(node, Mapping) and "_target_" in node:
-                targets[f"{group}.{name}"] = dict(node)
-            elif group == "logger" and node is not None:
-                raise ValueError(f"logger.{name} is no logger; add logger={name}, or logger.{name}._target_=CLASS")
+    nodes = {f"{group}.{name}": node for group in OPEN for name, node in groups[group].items()}
+    targets = {key: dict(node) for key, node in nodes.items() if isinstance(node, Mapping) and "_target_" in node}
+    for key in nodes.keys() - targets.keys():
+        if key.startswith("logger.") and nodes[key] is not None:
+            raise ValueError(f"{key} is no logger; add {key.replace('.', '=')}, or {key}._target_=CLASS")
     return targets
 
 
 def check_single(given: Mapping[str, str], grid: Mapping[str, str]) -> None:
-    """Raises UserError if a single run has settings of a grid, such as an ablation without -m.
+    """Raises ValueError if a single run has settings of a grid, such as an ablation without -m.
 
     Args:
         grid: the values of an ablation, by key.
     """
-    if grid and not any(key in given for key in grid):
+    if grid and not given.keys() & grid:
         remedy = f"add -m to train the grid, or choose a value, such as {next(iter(grid))}=..."
-        raise UserError(f"the ablation is a grid over {', '.join(grid)}; {remedy}")
-    for key, value in given.items():
-        if key.partition(".")[0] == "sweep":
-            raise UserError(f"{key}={value} has no effect on a single run; leave it out, or add -m")
+        raise ValueError(f"the ablation is a grid over {', '.join(grid)}; {remedy}")
+    for key in given:
+        if key.startswith("sweep"):
+            raise ValueError(f"{key}={given[key]} has no effect on a single run; leave it out, or add -m")
 
 
 def check_minutes(trainer: TrainerConfig, given: Mapping[str, str]) -> None:
-    """Raises UserError for settings that `minutes` excludes."""
+    """Raises ValueError for settings that `minutes` excludes."""
     for key in ("trainer.max_steps", "trainer.max_time", "debug"):
         if key in given:
-            raise UserError(f"{key}={given[key]} excludes minutes, which decide the steps; leave one out")
+            raise ValueError(f"{key}={given[key]} excludes minutes, which decide the steps; leave one out")
     if trainer.is_distributed:
-        raise UserError("minutes need a single process, whose steps are timed; leave them out, or use trainer=default")
+        raise ValueError("minutes need a single process, whose steps are timed; leave them out, or use trainer=default")
 
 
 def is_given(given: Iterable[str], key: str) -> bool:
@@ -237,11 +245,10 @@ def refuse_unused(groups: Iterable[tuple[str, Any]], given: Mapping[str, str]) -
         groups: settings with the prefix of their keys.
     """
     for prefix, group in groups:
-        values, default = (
-            flatten({prefix: tree} if prefix else tree) for tree in (plain(group), defaults(type(group)))
-        )
+        default = {each.key: each.default for each in declared(type(group), prefix)}
         for key, need in without_effect(group, prefix).items():
-            if key in given and values[key] != default.get(key):
+            value = functools.reduce(getattr, key.removeprefix(f"{prefix}.").split("."), group)
+            if key in given and plain(value) != default[key]:
                 need = f"{key.rpartition('.')[0]}.{need}".lstrip(".")
                 raise ValueError(f"{key}={given[key]} has no effect without {need}; leave it out, or set that")
 
@@ -253,6 +260,11 @@ def known_settings(source: str | None = None) -> dict[str, Setting]:
     return {each.key: each for prefix, group in groups for each in declared(group, prefix)}
 
 
+def options_of(group: str) -> list[str]:
+    """The options of a config group that have a yaml file."""
+    return sorted(path.stem for path in (CONFIGS / group).glob("*.yaml"))
+
+
 def data_defaults(source: str) -> dict[str, Any]:
     """The defaults below `data:` of a kind of text."""
     return defaults(DataConfig) | defaults(SOURCES[source]) | {"source": source}
@@ -260,9 +272,8 @@ def data_defaults(source: str) -> dict[str, Any]:
 
 def data_settings(data: DataConfig) -> dict[str, Any]:
     """The settings below `data:` as plain values, those of the text on the same level."""
-    common = {name: value for name, value in vars(data).items() if name != "source"}
     (source,) = (name for name, kind in SOURCES.items() if kind is type(data.source))
-    return plain(common) | plain(data.source) | {"source": source}
+    return plain(data) | plain(data.source) | {"source": source}
 
 
 def with_absolute_paths(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -277,24 +288,3 @@ def with_absolute_paths(data: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(tokenizer := data.get("tokenizer"), Mapping) and tokenizer.get("kind") == "file":
         data["tokenizer"] = {**tokenizer, "path": absolute(tokenizer.get("path"))}
     return data
-
-
-def flatten(tree: Mapping[str, Any], separator: str = ".") -> dict[str, Any]:
-    """{"a": {"b": 1}} -> {"a.b": 1}. An empty mapping is kept."""
-    flat = {}
-    for key, value in tree.items():
-        below = flatten(value, separator) if isinstance(value, Mapping) and value else None
-        flat |= {key: value} if below is None else {f"{key}{separator}{name}": item for name, item in below.items()}
-    return flat
-
-
-def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """The inverse of `flatten`."""
-    tree: dict[str, Any] = {}
-    for key, value in flat.items():
-        *groups, name = str(key).split(".")
-        node = tree
-        for group in groups:
-            node = node.setdefault(group, {})
-        node[name] = value
-    return tree

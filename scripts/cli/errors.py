@@ -1,6 +1,7 @@
 """A user's mistake is one line: value, limit, remedy; exit status 2. Names of programs and settings in such lines."""
 
 import contextlib
+import errno
 import io
 import os
 import shlex
@@ -8,9 +9,11 @@ import sys
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from tril.data.settings import explain, nearest, printable
 
-# What users of nanoGPT, litgpt and Lightning type, for settings of Tril.
+# Names that nanoGPT, litgpt and Lightning have for settings of Tril.
 OTHER_NAMES = {
     "model.context_length": "block_size seq_len max_seq_length",
     "model.dim": "n_embd d_model hidden_size",
@@ -37,10 +40,6 @@ OTHER_NAMES = {
     "resume": "ckpt_path",
 }
 MEANT = {name: key for key, names in OTHER_NAMES.items() for name in names.split()}
-# What more to say of a setting that was meant.
-REMARKS = {
-    "optim.lr_scale": " It multiplies all rates; AdamW alone, with a rate of your own, is optim=adamw optim.lr=RATE"
-}
 CONSOLE = "TRIL_CONSOLE"  # the variable that is set where the `tril` command started the program
 
 
@@ -60,74 +59,55 @@ def user_errors() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def one_line() -> Iterator[None]:
-    """A UserError of the block, and an output that cannot be written, end the process with one line or none."""
-    if sys.stdout is None:  # closed, as with >&-
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+def exit_with_one_line() -> Iterator[None]:
+    """Ends the process where a UserError, Ctrl-C, a full disk or the end of a pipe's reader ends the block."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # a character that the terminal lacks is not an error
         sys.stdout.reconfigure(errors="replace")
-    status, message = 0, None
     try:
         try:
             yield
         finally:
-            sys.stdout.flush()  # here, and not at exit: the reader of a pipe may be gone, also after --help
-        return
+            print(end="", flush=True)  # here, and not at exit: the reader of a pipe may be gone, also after --help
     except UserError as error:
         fail(error)
-    except BrokenPipeError:  # `--help | head`
-        status = 141  # 128 + SIGPIPE
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
     except OSError as error:
-        if error.filename is not None or not _output_fails():
+        if error.filename is not None or error.errno not in (errno.EPIPE, errno.ENOSPC):
             raise
-        status, message = 2, f"cannot write the output: {error.strerror}; direct it somewhere else"
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python's flush at exit fails
-    fail(message, status) if message else sys.exit(status)
-
-
-def _output_fails() -> bool:
-    """Whether standard output, with what it still holds, cannot be written."""
-    try:
-        print(end="", flush=True)
-    except OSError:
-        return True
-    return False
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python's flush at exit fails
+        sys.exit(141) if error.errno == errno.EPIPE else fail(f"cannot write the output: {error.strerror}")
 
 
 def message_of(error: Exception) -> str:
     """The error in one line."""
-    from pydantic import ValidationError
-
     return explain(error) if isinstance(error, ValidationError) else " ".join(str(error).split())
 
 
 def unknown_setting(key: str, known: Collection[str]) -> str:
-    """The message for a key that does not exist, with the setting that was probably meant.
+    """The message for a setting that does not exist, with the one that was probably meant.
 
     Args:
         known: dotted names of those that exist.
     """
     last = key.rpartition(".")[2].replace("-", "_").lower()
     same_name = [name for name in known if name.rpartition(".")[2] == last]
-    meant = MEANT.get(last) if MEANT.get(last) in known else same_name[0] if len(same_name) == 1 else None
-    text = f"; did you mean {meant}?{REMARKS.get(meant, '')}" if meant else nearest(key, known)
-    return f"there is no setting {key}{text if 'did you mean' in text else '; --help=all lists all'}"
+    [meant] = same_name if len(same_name) == 1 else [MEANT.get(last)]
+    remedy = f"; did you mean {meant}?" if meant in known else nearest(key, known)
+    return f"there is no setting {key}{remedy if 'did you mean' in remedy else '; --help=all lists all'}"
 
 
 def unreadable(argument: str, known: Collection[str]) -> str:
     """The message for an argument that is not key=value, or whose value Hydra's grammar does not read."""
     key, equals, value = argument.partition("=")
+    name = key.lstrip("-").replace("-", "_")
     if argument.startswith("-"):
-        name = key.lstrip("-").replace("-", "_")
         return f"{argument}: settings have no dashes; write {MEANT.get(name, name)}={value or 'VALUE'}"
-    remedy = "settings are written key=value"
     if equals:
-        remedy = f"put quotes within quotes, \"{key}='...'\""
-    elif "experiment" in known and key.endswith((".py", ".yaml")):
-        remedy += ", and a recipe is experiment=NAME"
-    elif "experiment" in known and key not in known and (Path(key).exists() or Path(key).suffix):
-        remedy = f"to train on a file, write data.path={key}"
-    return f"cannot read {argument!r}; {remedy}"
+        return f"cannot read {argument!r}; put quotes within quotes, \"{key}='...'\""
+    remedy = f"; to train on a file, write data.path={key}" if key not in known and Path(key).suffix else ""
+    return f"cannot read {argument!r}; settings are written key=value, and a recipe is experiment=NAME{remedy}"
 
 
 def fail(message: object, status: int = 2) -> None:

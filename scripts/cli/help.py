@@ -5,28 +5,26 @@ import json
 import re
 import textwrap
 from collections.abc import Collection, Mapping
-from pathlib import Path
 from typing import Any
 
-from tril.data.settings import Setting
-from tril.scripts.cli.config import CONFIGS, flatten
+from tril.data.settings import Setting, flatten
+from tril.scripts.cli.config import CONFIGS, options_of
 
 WIDTH = 120  # columns
 KEY_WIDTH = 44  # of "key=value"
 COMMENT = re.compile(r"# \S")  # an indented one is an example
-ADDED = "ablation"  # a group that a grid adds, as +ablation=heads
 
 
-def print_help(
+def help_text(
     description: str,
     settings: Mapping[str, Setting],
     own: Collection[str],
     values: Mapping[str, Any],
     options: Mapping[str, str | None],
     *,
-    every: bool = False,
-) -> None:
-    """Prints the help of a command.
+    every: bool,
+) -> str:
+    """The help of a command.
 
     Args:
         settings: that the command has, by dotted key.
@@ -36,23 +34,22 @@ def print_help(
         every: list all settings, and not only the command's own and the common ones of a run.
     """
     flat = flatten(values)
-    settings = {key: each for key, each in settings.items() if key.partition(".")[0] in values}  # evaluate has no text
+    settings = {key: each for key, each in settings.items() if key.partition(".")[0] in values}
     shown = {key: each for key, each in settings.items() if every or each.common or key in own}
     more = f"; --help=all lists all {len(settings)}" if len(shown) < len(settings) else ""
     lines = [description.strip(), "", f"Settings (key=value){more}", ""]
     for key, setting in shown.items():
         lines += entry_lines(f"{key}={as_typed(flat.get(key))}", help_of(setting))
     groups = [group for group in reversed([*options]) if not group.startswith("hydra/")]  # as in the yaml file
-    if "experiment" in groups:
-        groups += [ADDED] * (ADDED not in groups)
+    if "experiment" in groups and "ablation" not in groups:
+        groups.append("ablation")  # which a grid adds, as +ablation=heads
     lines += ["", "Groups (group=choice); * is chosen"] if groups else []
     for group in groups:
         lines.append("")
-        for path in sorted((CONFIGS / group).glob("*.yaml")):
-            mark = "* " if path.stem == options.get(group) else "  "
-            sign = "+" if group == ADDED else ""
-            lines += entry_lines(f"{mark}{sign}{group}={path.stem}", first_comment(path))
-    print("\n".join(lines), flush=True)
+        for option in options_of(group):
+            mark = f"{'*' if option == options.get(group) else ' '} {'+' if group == 'ablation' else ''}"
+            lines += entry_lines(f"{mark}{group}={option}", first_comment(group, option))
+    return "\n".join(lines)
 
 
 def help_of(setting: Setting) -> str:
@@ -63,9 +60,9 @@ def help_of(setting: Setting) -> str:
     return "; ".join(filter(None, [choices if listed and choices not in setting.help else "", setting.help, needs]))
 
 
-def first_comment(path: Path) -> str:
+def first_comment(group: str, option: str) -> str:
     """The first sentence of the comment at the head of a yaml file."""
-    text = path.read_text(encoding="utf-8").removeprefix("# @package _global_\n")
+    text = (CONFIGS / group / f"{option}.yaml").read_text(encoding="utf-8").removeprefix("# @package _global_\n")
     comment = " ".join(line.removeprefix("# ") for line in itertools.takewhile(COMMENT.match, text.splitlines()))
     return re.split(r"(?<=[.:])(?<!et al\.) ", comment)[0].rstrip(":.")
 

@@ -4,7 +4,7 @@ import hashlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from tril.data.cache import make_folder, resolve_cache_dir
 from tril.data.settings import defaults
@@ -14,69 +14,63 @@ from tril.scripts.cli.app import Composed
 from tril.scripts.cli.config import FOR_TRAINING
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
     from tril.model.checkpoint import Checkpoint
     from tril.model.config import GPTConfig
     from tril.model.generation.language_model import LanguageModel
     from tril.model.gpt import GPT
 
-WORDS_OF_NANOGPT = {"resume": "continue a run with resume=latest", "scratch": "leave it out"}
 HF, NANOGPT = "hf:", "nanogpt:"  # before a folder or name of Hugging Face, and before a ckpt.pt of nanoGPT
 MAY_CHANGE = ("model.vocab_size", *(f"model.{name}" for name in FOR_TRAINING))
 # Of the vocabulary; with tied embeddings, the first two are one tensor of two names.
 ROWS = ("embed.weight", "head.weight", "value_embed.weight")
 
 
-class Source(NamedTuple):
-    """A model whose weights and tokenizer a run takes over.
+def take_over(source: str, composed: Composed) -> "tuple[dict[str, Any], LanguageModel, dict[str, Any]]":
+    """The settings of a new run with the model and the tokenizer that `init_from` names.
 
-    Attributes:
-        lineage: "source", its path or name; "step", its optimizer steps or None.
-    """
-
-    lm: "LanguageModel"
-    lineage: dict[str, Any]
-
-
-def take_over(source: str, composed: Composed) -> tuple[dict[str, Any], Source]:
-    """The settings of a new run with the model and the tokenizer that `init_from` names, and this model.
+    Returns:
+        The settings; the model; its path or name as "source", with its optimizer steps or None as "step".
 
     Raises:
         ValueError: settings that contradict the source, or a source that cannot be read.
         OSError: there is no source.
     """
     settings, given = composed.settings, composed.given
-    if not source:  # as in experiment=finetune
-        valid = f"must be a checkpoint, the folder of a run, {HF}FOLDER, {HF}ORG/NAME or {NANOGPT}FILE"
-        raise ValueError(f"init_from={source} {valid}; add init_from=RUN")
-    chosen = next((key for key in given if f"{key}.".startswith("data.tokenizer.")), None)
+    chosen = [key for key in given if key.startswith("data.tokenizer")]
     if chosen and not source.startswith(NANOGPT):
         contradicts = f"contradicts init_from={source}, whose tokenizer the run takes over"
-        raise ValueError(f"{chosen}={given[chosen]} {contradicts}; leave it out")
-    checkpoint, origin = read_source(source, settings if chosen else None)
-    lm, data = checkpoint.language_model(), dict(settings["data"])
-    data["tokenizer"] = {"kind": "file", "path": str(keep_tokenizer(lm.tokenizer.to_str())), "eot": lm.eot}
+        raise ValueError(f"{chosen[0]}={given[chosen[0]]} {contradicts}; leave it out")
+    checkpoint, origin = read_source(source, settings["data"] if chosen else None)
+    lm = checkpoint.language_model()
+    tokenizer = {"kind": "file", "path": str(keep_tokenizer(lm.tokenizer.to_str())), "eot": lm.eot}
     model = model_settings(settings["model"], lm.config, given, source)
-    return settings | {"model": model, "data": data}, Source(lm, {"source": origin, "step": checkpoint.step})
+    changed = settings | {"model": model, "data": settings["data"] | {"tokenizer": tokenizer}}
+    return changed, lm, {"source": origin, "step": checkpoint.step}
 
 
-def read_source(source: str, tokenizer: Mapping[str, Any] | None) -> "tuple[Checkpoint, str]":
+def read_source(source: str, data: Mapping[str, Any] | None) -> "tuple[Checkpoint, str]":
     """The checkpoint that `init_from` names, and its absolute path or its name with the commit.
 
     Args:
-        tokenizer: settings with that of a checkpoint of nanoGPT; None: its characters.
+        data: settings with the tokenizer of a checkpoint of nanoGPT; None: its characters.
 
     Raises:
         ValueError: it cannot be read.
         OSError: it does not exist.
     """
     if source.startswith(NANOGPT):
+        from tril.data.config import parse
+        from tril.data.tokenizer import build
         from tril.model.interop.nanogpt import read_nanogpt
 
         path = Path(os.path.expanduser(source.removeprefix(NANOGPT)))
-        chosen = None if tokenizer is None else chosen_tokenizer(tokenizer, source)
-        return read_nanogpt(path, chosen), str(path.absolute())
+        config = None if data is None else parse(data).tokenizer
+        if config and config.kind not in ("file", "hub"):  # the text would decide it
+            valid = (
+                "leave it out for the characters of meta.pkl, or name the tokenizer of its tokens with kind=file or hub"
+            )
+            raise ValueError(f"data.tokenizer.kind={config.kind} does not go with init_from={source}; {valid}")
+        return read_nanogpt(path, config and (build(config, ()), config.eot)), str(path.absolute())
     if source.startswith(HF):
         from tril.model.interop.hf import download, is_hub_name, read_hf
 
@@ -88,21 +82,9 @@ def read_source(source: str, tokenizer: Mapping[str, Any] | None) -> "tuple[Chec
     try:
         path = find_checkpoint(source)
     except FileNotFoundError as error:
-        like_gpt2 = f"a model of the hub is init_from={HF}ORG/NAME, such as {HF}openai-community/gpt2"
-        raise FileNotFoundError(f"{error}; {WORDS_OF_NANOGPT.get(source, like_gpt2)}") from error
+        valid = f"must be a checkpoint, the folder of a run, {HF}FOLDER, {HF}ORG/NAME or {NANOGPT}FILE"
+        raise FileNotFoundError(f"init_from={source} {valid}: {error}") from error
     return Checkpoint.read(path), str(path.absolute())
-
-
-def chosen_tokenizer(settings: Mapping[str, Any], source: str) -> "tuple[Tokenizer, str]":
-    """The tokenizer of data.tokenizer, and its end-of-text token; raises ValueError if the text would decide it."""
-    from tril.data.config import parse
-    from tril.data.tokenizer import build as build_tokenizer
-
-    config = parse(settings["data"]).tokenizer
-    if config.kind not in ("file", "hub"):
-        valid = "leave it out for the characters of meta.pkl, or name the tokenizer of its tokens with kind=file or hub"
-        raise ValueError(f"data.tokenizer.kind={config.kind} does not go with init_from={source}; {valid}")
-    return build_tokenizer(config, ()), config.eot
 
 
 def keep_tokenizer(text: str) -> Path:
@@ -125,10 +107,9 @@ def model_settings(
     Raises:
         ValueError: other settings of the model are given, or a vocabulary that is too small.
     """
-    fixed = [key for key in given if key.partition(".")[0] == "model" and key not in MAY_CHANGE]
+    fixed = [f"{key}={given[key]}" for key in given if key.partition(".")[0] == "model" and key not in MAY_CHANGE]
     if fixed:
-        texts = ", ".join(f"{key}={given[key]}" for key in fixed)
-        raise ValueError(f"init_from={source} takes over the whole model; leave out {texts}")
+        raise ValueError(f"init_from={source} takes over the whole model; leave out {', '.join(fixed)}")
     vocab_size = chosen["vocab_size"] or config.vocab_size
     if vocab_size < config.vocab_size:
         raise ValueError(f"model.vocab_size={vocab_size} must be at least {config.vocab_size}, as in {source}")
@@ -151,7 +132,6 @@ def load_weights(lm: "LanguageModel", model: "GPT") -> None:
         for name in state.keys() & ROWS:
             mean = state[name][:n_ids].mean(0, keepdim=True)  # (1, C)
             state[name] = torch.cat([state[name], mean.expand(new - old, -1)])  # (V, C)
-    model.load_state_dict(state)
-    if new > old:
         rows = f"{new - old:,} new rows are the mean of the {n_ids:,} rows of tokens"
         print(f"model.vocab_size={new:,} from {old:,}: {rows}; no token uses them", flush=True)
+    model.load_state_dict(state)

@@ -4,14 +4,16 @@ A checkpoint can come from somebody else, so its settings are data: plain values
 names code, counts only on the command line and in configs/.
 """
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from tril.data.settings import flatten, unflatten
 from tril.model.runs import SETTINGS, SUMMARY, Run, find_checkpoint, newest
 from tril.scripts.cli.app import Composed
-from tril.scripts.cli.config import FOR_TRAINING, RunConfig, is_given, known_settings, unflatten
-from tril.scripts.cli.process import shared_source, warn
+from tril.scripts.cli.config import COMPILE, FOR_TRAINING, RunConfig, is_given, known_settings
+from tril.scripts.cli.run import process_rank, shared_folder
 
 if TYPE_CHECKING:
     from tril.model.checkpoint import Checkpoint
@@ -42,7 +44,7 @@ def resumed(source: str, composed: Composed) -> "tuple[RunConfig, Checkpoint]":
         if not is_given(MAY_CHANGE, key) or key in ("trainer", "callbacks"):  # a choice sets the whole group
             remedy = f"leave it out, or start a new run; resume goes with {', '.join(MAY_CHANGE)}"
             raise ValueError(f"{key}={text} cannot change in a run that goes on; {remedy}")
-    source = shared_source(source)
+    source = shared_folder() or source
     path = find_checkpoint(newest("run", SETTINGS).parent if source == "latest" else source, prefer=("last",))
     state = read_state(path)
     if "loops" not in state:
@@ -50,27 +52,20 @@ def resumed(source: str, composed: Composed) -> "tuple[RunConfig, Checkpoint]":
     checkpoint = Checkpoint.of(state, path)
     if code := [key for key in checkpoint.settings if key.startswith("logger") or "_target_" in key]:
         raise ValueError(f"the saved {code[0]} is not taken from a checkpoint; give it on the command line")
-    settings = unflatten(checkpoint.settings)
-    for written, meant in ((None, False), ("default", True)):  # by earlier versions
-        if settings.get("compile", meant) == written:
-            settings["compile"] = meant
-    for key in given:
-        copy_setting(key, composed.settings, settings)
+    # A given setting replaces all that is below it, and a callback that is off.
+    kept = {
+        k: v
+        for k, v in checkpoint.settings.items()
+        if not any(is_given([k], key) or is_given([key], k) for key in given)
+    }
+    settings = unflatten(kept | {k: v for k, v in flatten(composed.settings).items() if is_given(given, k)})
+    settings["compile"] = COMPILE.get(settings.get("compile"), settings.get("compile"))  # of an earlier version
     tokenizer = settings.get("data", {}).get("tokenizer", {})
     if tokenizer.get("kind") == "file" and not Path(str(tokenizer.get("path"))).is_file():  # the checkpoint has it too
         from tril.scripts.cli.init_from import keep_tokenizer
 
         tokenizer["path"] = str(keep_tokenizer(checkpoint.tokenizer))
     return RunConfig.of(settings, given), checkpoint
-
-
-def copy_setting(key: str, source: Mapping[str, Any], target: dict[str, Any]) -> None:
-    """Copies the value of a dotted key between nested settings; None where `source` lacks it, as after ~callbacks.X."""
-    *groups, name = key.split(".")
-    for group in groups:
-        target[group] = dict(target.get(group) or {})  # None: a callback that is off
-        source, target = source.get(group) or {}, target[group]
-    target[name] = source.get(name)
 
 
 def check_text(checkpoint: "Checkpoint", fingerprint: str) -> None:
@@ -85,8 +80,8 @@ def check_text(checkpoint: "Checkpoint", fingerprint: str) -> None:
     before, now = (version.rpartition(".")[0] for version in (checkpoint.torch_version, torch.__version__))
     code_before, code = (checkpoint.code or "")[:12], code_sha256()[:12]
     for name, old, new in (("torch", before, now), ("the code of Tril", code_before, code)):
-        if old != new:
-            warn(f"{name} is {new}, and was {old}, so results may differ")
+        if old != new and process_rank() == 0:
+            print(f"warning: {name} is {new}, and was {old}, so results may differ", file=sys.stderr, flush=True)
 
 
 def is_finished(run: Run, step: int, steps: int, given: Mapping[str, str]) -> bool:
@@ -97,14 +92,11 @@ def is_finished(run: Run, step: int, steps: int, given: Mapping[str, str]) -> bo
     """
     if not (run.folder / SUMMARY).is_file() or run.summary.get("diverged"):
         return False
-    end, limit = f"finished its {step:,} steps", "trainer.max_steps"
-    if step < steps:
-        limit = str(run.summary.get("stopped_early")).rpartition(" by ")[2]  # a setting, or "a callback"
-        if limit not in known_settings() or is_given(given, limit):
-            return False
-        end = f"stopped at step {step:,} by {limit}"
+    limit = str(run.summary.get("stopped_early")).rpartition(" by ")[2] if step < steps else "trainer.max_steps"
+    if step < steps and (limit not in known_settings() or is_given(given, limit)):  # by "a callback", or raised
+        return False
+    end = f"{run.folder} has stopped at step {step:,} by {limit}"
     if changed := [key for key in given if key != "resume"]:
-        remedy = f"raise {limit} to continue it, or start a new run"
-        raise ValueError(f"{run.folder} has {end} without {changed[0]}; {remedy}")
-    print(f"{run.folder} has {end}; it is unchanged", flush=True)
+        raise ValueError(f"{end} without {changed[0]}; raise {limit} to continue it, or start a new run")
+    print(f"{end}; it is unchanged", flush=True)
     return True

@@ -1,8 +1,13 @@
-"""The steps of a run that have errors of their own: its folder, its loggers, its minutes and its training."""
+"""The steps of a run that have errors of their own: its processes, folder, loggers, minutes and training.
+
+Lightning starts the processes of trainer.devices=N itself; torchrun and Slurm's srun start them before train.py runs.
+"""
 
 import contextlib
+import logging
 import os
 import sys
+import warnings
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,24 +16,12 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from tril.data.cache import keep_compiled_code
+from tril.data.settings import flatten
+from tril.model import runs
 from tril.model.atomic_files import remove_leftovers, write_text
-from tril.model.runs import (
-    CHECKPOINTS,
-    LOCK,
-    METRICS,
-    ROOTS,
-    SETTINGS,
-    SUMMARY,
-    SWEEP,
-    Run,
-    is_resumable,
-    new_folder,
-    remove_if_empty,
-    run_folder,
-)
-from tril.scripts.cli.config import FOLDER, RunConfig, flatten, is_given
-from tril.scripts.cli.errors import UserError, check_writable, message_of, shell_command, user_errors
-from tril.scripts.cli.process import n_started, process_rank, shared_folder
+from tril.model.runs import CHECKPOINTS, LOCK, METRICS, SETTINGS, SUMMARY, Run
+from tril.scripts.cli.config import FOLDER, RunConfig, is_given
+from tril.scripts.cli.errors import UserError, message_of, shell_command, user_errors, writable
 
 if TYPE_CHECKING:
     from lightning import Callback, Trainer
@@ -42,6 +35,31 @@ if TYPE_CHECKING:
     from tril.model.training.time_budget import PlanSteps
 
 OF_A_RUN = (SETTINGS, SUMMARY, CHECKPOINTS, METRICS)
+RANK_VARIABLES = ("RANK", "LOCAL_RANK", "SLURM_PROCID")  # of torchrun, Lightning and srun, in Lightning's order
+RUN_FOLDER = "TRIL_RUN_FOLDER"  # the variable in which rank 0 tells the processes that Lightning starts its folder
+
+
+def process_rank() -> int:
+    """The rank of this process in its run; 0 in a run of one process."""
+    return next((int(os.environ[name]) for name in RANK_VARIABLES if name in os.environ), 0)
+
+
+def n_started() -> int:
+    """The number of processes that torchrun or srun started, which know nothing of each other yet; 1: neither did."""
+    return int(os.environ.get("WORLD_SIZE" if "TORCHELASTIC_RUN_ID" in os.environ else "SLURM_STEP_NUM_TASKS", 1))
+
+
+def shared_folder() -> str | None:
+    """The run's folder, in a process that Lightning starts after rank 0 has chosen it."""
+    return os.environ.get(RUN_FOLDER) if process_rank() > 0 else None
+
+
+def quiet_ranks() -> None:
+    """Every rank but 0 prints errors only, for the rest of the process."""
+    if process_rank() > 0:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        warnings.simplefilter("ignore")
+        logging.disable(logging.WARNING)
 
 
 @contextlib.contextmanager
@@ -55,41 +73,37 @@ def open_run(chosen: str | None, checkpoint: "Checkpoint | None") -> Iterator[Ru
     Raises:
         UserError: the folder has a run, cannot be written to, or another process trains the run.
     """
-
-    def create() -> Path:
-        if checkpoint is not None:
-            return run_folder(Path(str(checkpoint.path)))
-        if chosen is None and n_started() > 1:
-            raise UserError(f"torchrun and srun start processes that need one folder; add {FOLDER}=FOLDER")
-        if chosen is None:
-            return new_folder(ROOTS[0])
-        if not chosen:
-            raise UserError(f"{FOLDER}='' is no folder; name one, or leave it out")
-        folder = Path(chosen)
-        check_writable(folder, FOLDER)
-        # Rank 0 decides for all: another rank can come here when rank 0 has written its first file.
-        if process_rank() == 0 and any((folder / name).exists() for name in OF_A_RUN):
-            remedy = f"continue it with resume={folder}"
-            if not is_resumable(folder):
-                remedy = "it has no checkpoint, so remove it"
-            raise UserError(f"{FOLDER}={folder} has a run; {remedy}, or choose another folder")
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder
-
     with contextlib.ExitStack() as stack:
         with user_errors():
-            folder = stack.enter_context(shared_folder(create))
-            run = Run(folder.absolute())
+            folder = Path(shared_folder() or choose_folder(chosen, checkpoint)).absolute()
+            os.environ[RUN_FOLDER] = str(folder)
+            stack.callback(os.environ.pop, RUN_FOLDER, None)
+            run = Run(folder)
             if process_rank() == 0:
                 stack.enter_context(run.lock())
-                for place in (folder, folder / CHECKPOINTS, (folder / METRICS).parent):
-                    remove_leftovers(place)
+                for each in (folder, folder / CHECKPOINTS, (folder / METRICS).parent):
+                    remove_leftovers(each)
         try:
             yield run
         finally:
             if process_rank() == 0 and folder.is_dir() and {path.name for path in folder.iterdir()} <= {LOCK}:
                 (folder / LOCK).unlink(missing_ok=True)
-                remove_if_empty(folder)
+                runs.remove_if_empty(folder)
+
+
+def choose_folder(chosen: str | None, checkpoint: "Checkpoint | None") -> Path:
+    """The folder of a run, which exists then; see `open_run`."""
+    if checkpoint is not None:
+        return runs.run_folder(Path(str(checkpoint.path)))
+    if chosen is None and n_started() > 1:
+        raise ValueError(f"torchrun and srun start processes that need one folder; add {FOLDER}=FOLDER")
+    if chosen is None:
+        return runs.new_folder(runs.ROOTS[0])
+    # Rank 0 decides for all: another rank can come here when rank 0 has written its first file.
+    if not chosen or process_rank() == 0 and any(Path(chosen, name).exists() for name in OF_A_RUN):
+        remedy = f"continue it with resume={chosen}, or " if runs.is_resumable(Path(chosen)) else ""
+        raise ValueError(f"{FOLDER}={chosen} must be a folder without a run; {remedy}choose another folder")
+    return writable(chosen, FOLDER)
 
 
 def choose_hardware(config: RunConfig, *, one_process: bool = False) -> "Hardware":
@@ -125,7 +139,7 @@ def choose_hardware(config: RunConfig, *, one_process: bool = False) -> "Hardwar
 def sweep_of(folder: str | Path) -> Path | None:
     """The folder of the sweep that a run belongs to."""
     parent = Path(folder).absolute().parent
-    return parent if (parent / SWEEP).is_file() else None
+    return parent if (parent / runs.SWEEP).is_file() else None
 
 
 def instantiate(targets: Mapping[str, Mapping[str, Any]], folder: Path) -> "tuple[list[Callback], list[Logger]]":
@@ -138,8 +152,6 @@ def instantiate(targets: Mapping[str, Mapping[str, Any]], folder: Path) -> "tupl
     Raises:
         ValueError: one that cannot be imported, that is no callback or logger, or that raises an error.
     """
-    if not targets:
-        return [], []
     import hydra
     from lightning.pytorch.callbacks import Callback
     from lightning.pytorch.loggers import Logger
@@ -151,8 +163,7 @@ def instantiate(targets: Mapping[str, Mapping[str, Any]], folder: Path) -> "tupl
         try:
             built = hydra.utils.instantiate(({"save_dir": str(folder)} if kind is Logger else {}) | dict(node))
         except Exception as error:  # whatever the constructor raises is about its arguments
-            cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
-            raise ValueError(f"{given}: {message_of(cause)}") from error
+            raise ValueError(f"{given}: {message_of(error)}") from error
         if not isinstance(built, kind):
             raise ValueError(f"{given} is no {kind.__name__.lower()} of Lightning; correct it")
         made.append(built)
@@ -187,7 +198,7 @@ def plan_minutes(
         windows=config.data.batch_size * config.trainer.accumulate_grad_batches,
         train_tokens=counts["train"]["tokens"],
         val_tokens=val_tokens,
-        lengths=config.window_lengths,
+        lengths=data.lengths,
         keeps=lambda key: "experiment" in fixed or is_given(fixed, key),
     )
 
@@ -241,24 +252,22 @@ def fit_run(
     data: "TextDataModule",
     config: RunConfig,
     run: Run,
-    checkpoint: "Checkpoint | None",
+    start: Path | None,
 ) -> None:
     """Trains, and writes config.yaml and the summary.
 
     Args:
-        checkpoint: that the run goes on from; None: it is a new run.
+        start: the checkpoint that the run goes on from; None: it is a new run.
 
     Raises:
         UserError: the model sees the future, memory does not suffice, a loss is not finite, or a file of the run cannot
             be written.
     """
-    from tril.model.checkpoint import one_line
     from tril.model.training.callbacks.metrics import NonFiniteError
     from tril.model.training.settings import RunRefused
     from tril.model.training.summary import code_version, describe
     from tril.model.training.trainer import fit
 
-    before = run.settings if checkpoint is not None else None
     settings = config.to_dict()
     if trainer.is_global_zero:
         write_settings(run, settings)
@@ -266,22 +275,13 @@ def fit_run(
     print(describe(trainer, module, data), flush=True)
     try:
         settings |= {"code": code_version()}
-        fit(
-            trainer,
-            module,
-            data,
-            checkpoint=None if checkpoint is None else checkpoint.path,
-            settings=settings,
-            sample=shell_command("sample"),
-        )
+        fit(trainer, module, data, checkpoint=start, settings=settings, sample=shell_command("sample"))
     except BrokenPipeError:
         raise
     except OSError as error:
-        remedy = f"continue with resume={run.folder}" if is_resumable(run.folder) else "start again"
-        raise UserError(f"{one_line(str(error))}; mend the cause, such as a full disk, and {remedy}") from error
+        remedy = f"continue with resume={run.folder}" if runs.is_resumable(run.folder) else "start again"
+        raise UserError(f"{message_of(error)}; mend the cause, such as a full disk, and {remedy}") from error
     except (RunRefused, MemoryError, NonFiniteError) as error:
-        if isinstance(error, RunRefused) and before is not None:  # a resumed run keeps its settings
-            write_settings(run, before)
         if isinstance(error, NonFiniteError) and not trainer.is_global_zero:  # all processes raise it, one says so
             sys.exit()  # Lightning kills rank 0 when another rank ends with another status
         raise UserError(str(error)) from error

@@ -201,7 +201,7 @@ def fit_to_text(runs: Sequence[PlannedRun]) -> tuple[list[PlannedRun], list[Reje
         except (ValueError, OSError) as error:
             rejected.append(Rejected(run.arguments, message_of(error)))
             continue
-        run.sizes |= sizes(GPT.without_values(run.config.model), run.config.window_lengths)
+        run.sizes |= sizes(GPT.without_values(run.config.model), data.window_lengths(length))
         fitted.append(run)
     return fitted, rejected
 

@@ -16,10 +16,10 @@ from types import MappingProxyType
 
 import numpy as np
 
+from tril.data.settings import flatten
 from tril.model.intervals import Interval, mean_interval
 from tril.model.runs import FAILURE, SETTINGS, SUMMARY, SWEEP, partial_validation, read_settings, state_of
 from tril.model.runs import Run as RunFolder
-from tril.scripts.cli.config import flatten
 
 NO_VARIANT = ("seed", "output_dir", "resume", "sweep", "callbacks", "logger")  # settings that do not define a variant
 LOSSES = ("final_val_loss", "final_val_bpb", "best_val_loss", "best_val_bpb")

@@ -12,20 +12,22 @@ import torch
 from torch import Tensor
 
 from tril.model.atomic_files import write_json, write_text
+from tril.model.checkpoint import Checkpoint
+from tril.model.evaluation.subject import text_of_run
 from tril.model.formats import csv_text, markdown_table, plural
 from tril.model.generation.generate import inference
 from tril.model.generation.language_model import LanguageModel
 from tril.model.heads.ablation import ablate, all_heads, average, change_row, obstacle, remove_in_turn
-from tril.model.heads.attention_maps import attention_maps
+from tril.model.heads.attention_maps import TokenWindows, attention_maps
 from tril.model.heads.head_plots import plot_ablation, plot_maps, plot_ranks, plot_records, plot_removal
 from tril.model.heads.page import write_page
 from tril.model.heads.records import UNIFORM, read_maps, read_records
 from tril.model.heads.scores import N_REPEATS, SCORES, alphabet_of, score_heads
 from tril.model.masks import document_options
 from tril.model.runs import find_checkpoint, run_folder
+from tril.model.text_clusters import TextClusters
 from tril.model.training.hardware import use_device
 from tril.scripts.cli.errors import user_errors, writable
-from tril.scripts.cli.finished_run import TrainedRun, read_run, sample_windows, validation_tokens
 from tril.scripts.experiments.losses import spread
 from tril.scripts.experiments.sweep import Sweep, Variant, read_sweep
 
@@ -55,12 +57,11 @@ def describe_model(path: Path, windows: int, prompt: str | None, seed: int, out:
     """
     with user_errors():
         device, run_path = use_device(device), run_folder(path)
-        run = read_run(path)
-        lm = run.checkpoint.language_model(device)
+        checkpoint = Checkpoint.read(path)
+        lm = checkpoint.language_model(device)
         if (problem := obstacle(lm.model)) is not None:
             raise ValueError(f"{path} {problem}; name another run")
-        tokens = validation_tokens(run)
-        numbers, text, clusters = sample_windows(run, tokens, windows)
+        numbers, text, clusters, tokens = sample_windows(checkpoint, windows)
         shown = prompt_ids(lm, tokens, prompt)
         records, (recorded, earlier) = read_records(run_path), read_maps(run_path)
         folder = writable(out or run_path / "heads", "out")
@@ -74,9 +75,9 @@ def describe_model(path: Path, windows: int, prompt: str | None, seed: int, out:
     content = {
         "describes": SCOPE,
         "checkpoint": os.path.relpath(path),
-        "steps": run.checkpoint.step,
-        "data_fingerprint": run.checkpoint.data["fingerprint"],
-        "document_mask": bool(run.data.get("document_mask")),
+        "steps": checkpoint.step,
+        "data_fingerprint": checkpoint.data["fingerprint"],
+        "document_mask": text.document_eot is not None,
         "settings": {"windows": windows, "seed": seed, "prompt": prompt, "device": device},
         "windows": {"of": "the validation part", "length": lm.config.context_length, "numbers": numbers.tolist()},
         "observations": {"unit": clusters.unit} | counts,
@@ -132,6 +133,33 @@ def describe_model(path: Path, windows: int, prompt: str | None, seed: int, out:
     )
 
 
+def sample_windows(checkpoint: Checkpoint, n: int) -> tuple[np.ndarray, TokenWindows, TextClusters, np.ndarray]:
+    """Picks n whole windows of the validation part of a run, evenly spaced from the first one to the last one.
+
+    Args:
+        n: number of windows N, at least 2.
+
+    Returns:
+        The numbers of the windows (N,); the windows; the documents in them; and all ids of the validation part.
+
+    Raises:
+        ValueError: there are fewer than n whole windows, or the text has changed since the run.
+    """
+    tokens = text_of_run(checkpoint)[1].tokens("val")
+    length, eot = checkpoint.config.context_length, checkpoint.data["eot_id"]  # T
+    n_whole = (len(tokens) - 1) // length
+    if n > n_whole:
+        limit = f"the {n_whole} whole windows of {length} tokens in the validation part"
+        raise ValueError(f"windows={n} exceeds {limit}; lower it")
+    numbers = np.arange(n) * (n_whole - 1) // (n - 1)
+    positions = length * numbers[:, None] + np.arange(length + 1)  # (N, T + 1)
+    ids = torch.from_numpy(tokens[positions].astype(np.int64))
+    opens = tokens == eot  # a document opens with the end-of-text token
+    documents = torch.from_numpy(np.cumsum(opens)[positions[:, :-1]])  # (N, T)
+    windows = TokenWindows(ids[:, :-1], ids[:, 1:], eot if checkpoint.settings.get("data.document_mask") else None)
+    return numbers, windows, TextClusters.of(documents, windows.targets), tokens
+
+
 def prompt_ids(lm: LanguageModel, tokens: np.ndarray, prompt: str | None) -> list[int]:
     """The ids of the text to show; by default, the start of the validation tokens."""
     limit = lm.config.context_length
@@ -166,11 +194,11 @@ def describe_sweep(path: Path, windows: int, out: str | None, device: str) -> No
         runs, remarks = finished_runs(sweep, windows)
         folder = writable(out or path / "heads", "out")
     rows, measured = [], {}
-    for number, (variant, seed, run) in enumerate(runs, 1):
+    for number, (variant, seed, checkpoint) in enumerate(runs, 1):
         log(f"{number} of {len(runs)}: {variant.label}, seed {seed}, on {device}")
         with user_errors():
-            lm = run.checkpoint.language_model(device)
-            _, text, clusters = sample_windows(run, validation_tokens(run), windows)
+            lm = checkpoint.language_model(device)
+            _, text, clusters, _ = sample_windows(checkpoint, windows)
         if (problem := obstacle(lm.model)) is not None:
             remarks.append(f"{variant.label}, seed {seed}, {problem}: left out.")
             continue
@@ -201,7 +229,7 @@ def log(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def finished_runs(sweep: Sweep, windows: int) -> tuple[list[tuple[Variant, int, TrainedRun]], list[str]]:
+def finished_runs(sweep: Sweep, windows: int) -> tuple[list[tuple[Variant, int, Checkpoint]], list[str]]:
     """The finished runs, and remarks on the others. Each is checked, so that no error comes after hours of measuring.
 
     Raises:
@@ -214,9 +242,9 @@ def finished_runs(sweep: Sweep, windows: int) -> tuple[list[tuple[Variant, int, 
             problem = "diverged" if planned.state == "finished" else f"is {planned.state}"
             remarks.append(f"{variant.label}, seed {planned.seed}, {problem}: left out.")
             continue
-        run = read_run(find_checkpoint(planned.folder))
-        sample_windows(run, validation_tokens(run), windows)
-        runs.append((variant, planned.seed, run))
+        checkpoint = Checkpoint.read(find_checkpoint(planned.folder))
+        sample_windows(checkpoint, windows)
+        runs.append((variant, planned.seed, checkpoint))
     if not runs:
         raise ValueError(f"{sweep.folder} has no finished run; let one finish. {' '.join(remarks)}")
     return runs, remarks

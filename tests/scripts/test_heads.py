@@ -17,9 +17,9 @@ import yaml
 from tests.conftest import byte_model
 from tests.contract.harness import run
 from tests.runs import train_typed, typed
-from tril.model.checkpoint import read_state, save, write_state
+from tril.model.checkpoint import Checkpoint, read_state, save, write_state
+from tril.model.evaluation.subject import text_of_run
 from tril.model.runs import load
-from tril.scripts.cli.finished_run import read_run, validation_tokens
 
 T = 32  # context length of tests.runs.TINY, which has 2 layers of 2 heads
 OPTIONS = ("windows=8", "device=cpu")
@@ -81,7 +81,7 @@ def test_the_heads_of_one_run_by_document_and_what_is_refused(folder, tmp_path):
     ranked = [row["head"] for row in sorted(content["heads"], key=lambda row: -row["change"])]
     assert [line.split()[1] for line in result.stdout.splitlines() if line.startswith("| L")] == ranked
 
-    tokens = validation_tokens(read_run(folder / RUN / "checkpoints/best.ckpt"))
+    tokens = text_of_run(Checkpoint.read(folder / RUN / "checkpoints/best.ckpt"))[1].tokens("val")
     (data, maps), shown = page_of(out), tokens[:T].tolist()
     assert "".join(data["tokens"]) == lm.tokenizer.decode(shown, skip_special_tokens=False)
     assert data["steps"] == [0, 1, 2, 4, 8, 10]  # the run has recorded this text

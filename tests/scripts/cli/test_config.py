@@ -8,10 +8,11 @@ from operator import getitem
 import pytest
 
 from tests.contract.harness import run
+from tril.data.settings import flatten
 from tril.model.training.hardware import Hardware
 from tril.scripts import heads, play, sample  # noqa: F401  which declare their settings
 from tril.scripts.cli.app import DECLARED, compose, unescaped
-from tril.scripts.cli.config import RunConfig, flatten
+from tril.scripts.cli.config import RunConfig
 from tril.scripts.cli.errors import UserError, shell_command
 
 TEXTS = ["def f(x): # [a, b]", "print(x", "a, b", "it's ${HOME} \\", " ", "{a: 1}", "5", "\\'", "a\tb", "", '="[$é\\.']
@@ -86,5 +87,5 @@ def test_the_text_decides_the_vocabulary_and_the_machine_the_precision():
     config = checked().complete(hardware, 300)
     assert (config.model.vocab_size, config.trainer.precision, config.top.compile) == (300, "32-true", False)
     assert checked("model.vocab_size=320").complete(hardware, 300).model.vocab_size == 320
-    with pytest.raises(UserError, match="model.vocab_size=256"):
+    with pytest.raises(ValueError, match="model.vocab_size=256"):
         checked("model.vocab_size=256").complete(hardware, 300)

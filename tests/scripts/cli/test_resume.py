@@ -24,7 +24,7 @@ def test_a_folder_with_a_run_is_no_folder_of_a_new_one(folder):
 
 def test_a_finished_run_is_unchanged_without_more_steps(folder):
     before = {path: path.read_bytes() for path in (folder / "run").rglob("*") if path.is_file()}
-    assert "2 steps" in run("train", "resume=run", cwd=folder).succeeded().stdout
+    assert "at step 2 by trainer.max_steps" in run("train", "resume=run", cwd=folder).succeeded().stdout
     run("train", "resume=run", "optim.lr=0.5", cwd=folder).refused("optim.lr", "trainer.max_steps")
     assert before == {path: path.read_bytes() for path in (folder / "run").rglob("*") if path.is_file()}
 
