@@ -12,25 +12,15 @@ python train.py debug=true                         20 steps of everything, on li
 python train.py init_from=hf:FOLDER                start from other weights, see docs/weights.md
 """
 
-import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
-from tril.model.runs import Run
+from tril.model.runs import Run, run_folder
+from tril.scripts.cli import run as steps
 from tril.scripts.cli.app import Composed, command, compose
 from tril.scripts.cli.config import FOLDER, RunConfig, TrainCommand, check_minutes, check_single
 from tril.scripts.cli.errors import UserError, shell_command, user_errors
-from tril.scripts.cli.resume import check_text, is_finished, resumed
-from tril.scripts.cli.run import (
-    build_module,
-    choose_hardware,
-    fit_run,
-    instantiate,
-    open_run,
-    plan_minutes,
-    quiet_ranks,
-    sweep_of,
-)
 
 
 def train(*settings: str, **keywords: object) -> Run:
@@ -64,7 +54,7 @@ def run_grid(words: Sequence[str]) -> None:
 
 @command("train", TrainCommand, grid=run_grid)
 def main(own: TrainCommand, composed: Composed) -> None:
-    quiet_ranks()
+    steps.quiet_ranks()
     run(own, composed)
 
 
@@ -79,39 +69,41 @@ def run(own: TrainCommand, composed: Composed, *, one_process: bool = False) -> 
             step; a loss that is not finite.
     """
     started, given, folder = time.perf_counter(), composed.given, composed.given.get(FOLDER)
-    sweep = None if folder is None else sweep_of(folder)
+    in_sweep = folder is not None and steps.sweep_of(folder) is not None
     checkpoint = lm = lineage = planner = None
     with user_errors():
-        if sweep is None:
+        if not in_sweep:
             check_single(given, composed.grid)
         if own.resume is not None:
+            from tril.scripts.cli.resume import check_text, is_finished, resumed
+
             config, checkpoint = resumed(own.resume, composed)
-            lineage = checkpoint.lineage
+            lineage, going_on = checkpoint.lineage, Run(run_folder(Path(str(checkpoint.path))))
+            if is_finished(going_on, checkpoint.step or 0, config.trainer.max_steps, given):
+                return going_on
         elif own.init_from is not None:
             from tril.scripts.cli.init_from import load_weights, take_over
 
             settings, lm, lineage = take_over(own.init_from, composed)
-            config = RunConfig.of(settings, None if sweep else given)
+            config = RunConfig.of(settings, None if in_sweep else given)
         else:
-            config = RunConfig.of(composed.settings, None if sweep else given)
+            config = RunConfig.of(composed.settings, None if in_sweep else given)
         if own.minutes is not None:
             check_minutes(config.trainer, given)
-        hardware = choose_hardware(config, one_process=one_process)
+        hardware = steps.choose_hardware(config, one_process=one_process)
 
     import torch  # which takes seconds, so wrong settings are reported before
 
     from tril.data.datamodule import TextDataModule
     from tril.model.gpt import GPT
-    from tril.model.training.checkpoints import Stopped
-    from tril.model.training.trainer import build_trainer
+    from tril.model.training.summary import code_version, describe
+    from tril.model.training.trainer import build_trainer, fit
 
-    with open_run(folder, checkpoint) as run:
+    with steps.open_run(folder, checkpoint) as run:
         with user_errors():
             if checkpoint is not None:
-                if is_finished(run, checkpoint.step or 0, config.trainer.max_steps, given):
-                    return run
                 print(f"{run.folder} continues at step {checkpoint.step:,} of {config.trainer.max_steps:,}", flush=True)
-            added = instantiate(config.targets, run.folder) if config.targets else ((), ())
+            added = steps.instantiate(config.targets, run.folder) if config.targets else ((), ())
             data = TextDataModule(config.data, context_length=config.model.context_length, seed=config.top.seed)
             data.check()
             config = config.complete(hardware, data.meta["vocab_size"])
@@ -119,25 +111,22 @@ def run(own: TrainCommand, composed: Composed, *, one_process: bool = False) -> 
                 check_text(checkpoint, data.meta["fingerprint"])
             if own.minutes is not None:
                 fixed = [*given, *(["model"] if lm else [])]  # settings that keep their values
-                config, planner = plan_minutes(config, data, started + 60 * own.minutes, fixed, run)
+                config, planner = steps.plan_minutes(config, data, started + 60 * own.minutes, fixed, run)
             torch.manual_seed(config.seed_for("initialisation"))
             model = GPT(config.model)
             if lm is not None:
                 load_weights(lm, model)
-            of_run = {"sweep": sweep_of(run.folder), "started": started, "planner": planner, "added": added}
+            of_run = {"sweep": steps.sweep_of(run.folder), "started": started, "planner": planner, "added": added}
             passes = config.train_tokens() / data.meta["counts"]["train"]["tokens"]
             trainer = build_trainer(config, run.folder, passes=passes, **of_run)
             torch.manual_seed(config.seed_for(f"dropout/{rank}" if (rank := trainer.global_rank) else "dropout"))
-            module = build_module(config, model, data, lineage)
-        try:
-            fit_run(trainer, module, data, config, run, checkpoint and checkpoint.path)
-        except Stopped as stopped:
-            if one_process:
-                raise KeyboardInterrupt(stopped.describe(f'train("resume={run.folder}")')) from None
-            if trainer.is_global_zero:
-                line = stopped.describe(shell_command("train", f"resume={run.folder}"))
-                print(line, file=sys.stderr, flush=True)
-            raise
+            module = steps.build_module(config, model, data, lineage)
+        settings = config.to_dict()
+        steps.start_run(run, settings)
+        print(describe(trainer, module, data), flush=True)
+        with steps.ending(run, in_process=one_process):
+            path, settings = checkpoint and checkpoint.path, settings | {"code": code_version()}
+            fit(trainer, module, data, checkpoint=path, settings=settings, sample=shell_command("sample"))
     return run
 
 

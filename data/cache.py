@@ -2,16 +2,19 @@
 
 import contextlib
 import errno
+import hashlib
 import logging
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 REMEDY = "choose another cache folder with data.cache_dir=FOLDER or the environment variable TRIL_CACHE"
+HASH_LIMIT = 1 << 28  # bytes; larger files are identified by size and modification time, to keep later starts fast
+PROGRESS: dict[str, Any] = {"delay": 2, "disable": None, "leave": False}  # a bar after two seconds, in terminals
 Content = TypeVar("Content")
 
 
@@ -97,3 +100,19 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+def sha256_of_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def digest_files(files: Iterable[tuple[str, Path]]) -> str:
+    """One sha256 of (name, path) pairs: of the names and the contents, see HASH_LIMIT."""
+    total = hashlib.sha256()
+    for name, path in files:
+        stat = path.stat()
+        is_large = stat.st_size > HASH_LIMIT
+        content = f"{stat.st_size} bytes, changed {stat.st_mtime_ns}" if is_large else sha256_of_file(path)
+        total.update(os.fsencode(f"{name}\0{content}\0"))
+    return total.hexdigest()

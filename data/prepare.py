@@ -18,17 +18,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import numpy as np
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
-from tril.data.cache import read_or_write, resolve_cache_dir
-from tril.data.overlap import measure_overlap
-from tril.data.sources.base import Source, Split, sha256_of_file
-from tril.data.split import PROGRESS, Plan, plan_split
+from tril.data.cache import PROGRESS, read_or_write, resolve_cache_dir, sha256_of_file
+from tril.data.sources.base import Source, Split
 from tril.data.tokenizer import TokenizerConfig, build, for_documents, load_tokenizer, n_ids
+
+if TYPE_CHECKING:
+    from tril.data.split import Plan
 
 FORMAT = 3  # incremented when the same settings produce other files, such as by another split
 TOKENS, TOKENIZER, META = "tokens.bin", "tokenizer.json", "meta.json"
@@ -137,6 +138,9 @@ def prepare(
     fingerprint = sha256_of(settings)
 
     def write(folder: Path) -> None:
+        from tril.data.overlap import measure_overlap
+        from tril.data.split import plan_split
+
         folder.mkdir()
         plan = plan_split(source)
         texts = training_texts(pieces_of(source, plan, "train"), budgets["train"], config)
@@ -187,7 +191,7 @@ class Piece(NamedTuple):
     ends_document: bool
 
 
-def pieces_of(source: Source, plan: Plan, split: Split) -> Iterator[Piece]:
+def pieces_of(source: Source, plan: "Plan", split: Split) -> Iterator[Piece]:
     """The text of one part, always in the same order, in pieces."""
     for document in source.documents(split):
         yield from cut(plan.part(document, split), source.ends_documents)

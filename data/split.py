@@ -10,11 +10,12 @@ import hashlib
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from tqdm import tqdm
 
+from tril.data.cache import PROGRESS
 from tril.data.overlap import CHUNK, PASSAGE_BYTES, contains, cover, distinct, passage_hashes
 from tril.data.sources.base import Document, Source, Split
 
@@ -25,7 +26,6 @@ MAX_SHARED = 0.01  # of a validation document
 MAX_DOCUMENT = 0.12  # of the validation part, if the other documents are enough
 SAMPLED = 4  # of the passages of a document, one in SAMPLED is compared
 BY_CONTENT = "rows by a hash of their content"
-PROGRESS: dict[str, Any] = {"delay": 2, "disable": None, "leave": False}  # a bar after two seconds, in terminals
 SEARCH = 1 << 16  # bytes after the wanted position in which a line start or white space is looked for
 
 

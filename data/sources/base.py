@@ -1,14 +1,9 @@
 """What a source of text is. It yields documents; `data/split.py` splits them and `data/prepare.py` tokenizes them."""
 
-import hashlib
-import os
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
 Split = Literal["train", "val"]
-
-HASH_LIMIT = 1 << 28  # bytes; larger files are identified by size and modification time, to keep later starts fast
 
 
 class Document(NamedTuple):
@@ -56,19 +51,3 @@ class Source:
     def documents(self, split: Split) -> Iterator[Document]:
         """The documents, always in the same order; `split` matters only with `own_split`."""
         raise NotImplementedError
-
-
-def sha256_of_file(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def digest_files(files: Iterable[tuple[str, Path]]) -> str:
-    """One sha256 of (name, path) pairs: of the names and the contents, see HASH_LIMIT."""
-    total = hashlib.sha256()
-    for name, path in files:
-        stat = path.stat()
-        is_large = stat.st_size > HASH_LIMIT
-        content = f"{stat.st_size} bytes, changed {stat.st_mtime_ns}" if is_large else sha256_of_file(path)
-        total.update(os.fsencode(f"{name}\0{content}\0"))
-    return total.hexdigest()

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 
-from tril.data.cache import read_or_write, resolve_cache_dir
+from tril.data.cache import digest_files, read_or_write, resolve_cache_dir, sha256_of_file
 from tril.data.settings import printable, setting, strict_settings
-from tril.data.sources.base import Document, Source, Split, digest_files, sha256_of_file
+from tril.data.sources.base import Document, Source, Split
 from tril.data.sources.rows import UnreadableError, kind_of, read_rows, read_text
 
 RULES = 2  # incremented when files are read in another way

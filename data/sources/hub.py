@@ -9,8 +9,9 @@ from typing import Any
 from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 
+from tril.data.cache import digest_files
 from tril.data.settings import first_line, setting, strict_settings
-from tril.data.sources.base import Document, Source, Split, digest_files
+from tril.data.sources.base import Document, Source, Split
 from tril.data.sources.rows import RowError, text_of_row
 
 COMMIT = re.compile("[0-9a-f]{40}")

@@ -10,8 +10,9 @@ from typing import Any
 
 from pydantic.dataclasses import dataclass
 
+from tril.data.cache import digest_files
 from tril.data.settings import setting, strict_settings
-from tril.data.sources.base import Document, Source, Split, digest_files
+from tril.data.sources.base import Document, Source, Split
 
 # Files differ in size and kind, so the order of their hashes decides how typical the first 10 % of the text are. This
 # salt, one of the first 8000, gives at least 80 files on Python 3.11, 3.12 and 3.13, none above 12 % of the part, with

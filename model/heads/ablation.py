@@ -16,17 +16,8 @@ from tril.model.config import GPTConfig
 from tril.model.generation.generate import inference
 from tril.model.gpt import GPT
 from tril.model.heads.attention_maps import TokenWindows
+from tril.model.heads.records import Head, all_heads, head_name
 from tril.model.text_clusters import TextClusters
-
-Head = tuple[int, int]  # layer, head
-
-
-def head_name(head: Head) -> str:
-    return "L{}H{}".format(*head)
-
-
-def all_heads(config: GPTConfig) -> list[Head]:
-    return [(layer, head) for layer in range(config.n_layers) for head in range(config.n_heads)]
 
 
 def gate_without(config: GPTConfig, heads: Sequence[Head]) -> Tensor:

@@ -13,8 +13,8 @@ import numpy as np
 from torch import Tensor
 
 from tril.model.comparison import UNCLEAR, Comparison
-from tril.model.heads.ablation import Ablation, head_name
-from tril.model.heads.records import COPY_LOSSES, UNIFORM
+from tril.model.heads.ablation import Ablation
+from tril.model.heads.records import COPY_LOSSES, UNIFORM, head_name
 from tril.model.heads.scores import SCORES
 
 if TYPE_CHECKING:

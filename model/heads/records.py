@@ -13,14 +13,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tril.model.atomic_files import atomic_path
+from tril.model.config import GPTConfig
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+Head = tuple[int, int]  # layer, head
 HEAD_SCORES, HEAD_MAPS = "heads.csv", "head_maps.npz"
 UNIFORM = "uniform"  # the head with uniform weights, the reference of the scores
 COPY_LOSSES = ("first_copy_loss", "second_copy_loss")  # of repeated random sequences, see `HeadScores.copy_losses`
 MAX_MAP_BYTES = 2_000_000  # of the compressed maps of a run
+
+
+def head_name(head: Head) -> str:
+    return "L{}H{}".format(*head)
+
+
+def all_heads(config: GPTConfig) -> list[Head]:
+    return [(layer, head) for layer in range(config.n_layers) for head in range(config.n_heads)]
 
 
 def read_records(folder: Path) -> "DataFrame | None":

@@ -24,7 +24,7 @@ from tril.scripts.cli.config import FOLDER, RunConfig, is_given
 from tril.scripts.cli.errors import UserError, message_of, shell_command, user_errors, writable
 
 if TYPE_CHECKING:
-    from lightning import Callback, Trainer
+    from lightning import Callback
     from lightning.pytorch.loggers import Logger
 
     from tril.data.datamodule import TextDataModule
@@ -246,18 +246,12 @@ def build_module(
     )
 
 
-def fit_run(
-    trainer: "Trainer",
-    module: "TrainingModule",
-    data: "TextDataModule",
-    config: RunConfig,
-    run: Run,
-    start: Path | None,
-) -> None:
-    """Trains, and writes config.yaml and the summary.
+@contextlib.contextmanager
+def ending(run: Run, *, in_process: bool) -> Iterator[None]:
+    """Says in one line why training ends before its last step.
 
     Args:
-        start: the checkpoint that the run goes on from; None: it is a new run.
+        in_process: raise KeyboardInterrupt after a signal, and not SystemExit.
 
     Raises:
         UserError: the model sees the future, memory does not suffice, a loss is not finite, or a file of the run cannot
@@ -265,26 +259,32 @@ def fit_run(
     """
     from tril.model.training.callbacks.metrics import NonFiniteError
     from tril.model.training.settings import RunRefused
-    from tril.model.training.summary import code_version, describe
-    from tril.model.training.trainer import fit
+    from tril.model.training.checkpoints import Stopped
 
-    settings = config.to_dict()
-    if trainer.is_global_zero:
-        write_settings(run, settings)
-        (run.folder / SUMMARY).unlink(missing_ok=True)  # which marks a finished run
-    print(describe(trainer, module, data), flush=True)
     try:
-        settings |= {"code": code_version()}
-        fit(trainer, module, data, checkpoint=start, settings=settings, sample=shell_command("sample"))
+        yield
+    except Stopped as stopped:
+        if in_process:
+            raise KeyboardInterrupt(stopped.describe(f'train("resume={run.folder}")')) from None
+        if process_rank() == 0:
+            print(stopped.describe(shell_command("train", f"resume={run.folder}")), file=sys.stderr, flush=True)
+        raise
     except BrokenPipeError:
         raise
     except OSError as error:
         remedy = f"continue with resume={run.folder}" if runs.is_resumable(run.folder) else "start again"
         raise UserError(f"{message_of(error)}; mend the cause, such as a full disk, and {remedy}") from error
     except (RunRefused, MemoryError, NonFiniteError) as error:
-        if isinstance(error, NonFiniteError) and not trainer.is_global_zero:  # all processes raise it, one says so
+        if isinstance(error, NonFiniteError) and process_rank() > 0:  # all processes raise it, one says so
             sys.exit()  # Lightning kills rank 0 when another rank ends with another status
         raise UserError(str(error)) from error
+
+
+def start_run(run: Run, settings: Mapping[str, Any]) -> None:
+    """Marks the run as one that trains, with these settings."""
+    if process_rank() == 0:
+        (run.folder / SUMMARY).unlink(missing_ok=True)  # which marks a finished run
+        write_settings(run, settings)
 
 
 def write_settings(run: Run, settings: Mapping[str, Any]) -> None:

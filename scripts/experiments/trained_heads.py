@@ -17,11 +17,11 @@ from tril.model.evaluation.subject import text_of_run
 from tril.model.formats import csv_text, markdown_table, plural
 from tril.model.generation.generate import inference
 from tril.model.generation.language_model import LanguageModel
-from tril.model.heads.ablation import ablate, all_heads, average, change_row, obstacle, remove_in_turn
+from tril.model.heads.ablation import ablate, average, change_row, obstacle, remove_in_turn
 from tril.model.heads.attention_maps import TokenWindows, attention_maps
 from tril.model.heads.head_plots import plot_ablation, plot_maps, plot_ranks, plot_records, plot_removal
 from tril.model.heads.page import write_page
-from tril.model.heads.records import UNIFORM, read_maps, read_records
+from tril.model.heads.records import UNIFORM, all_heads, read_maps, read_records
 from tril.model.heads.scores import N_REPEATS, SCORES, alphabet_of, score_heads
 from tril.model.masks import document_options
 from tril.model.runs import find_checkpoint, run_folder

@@ -11,9 +11,17 @@ from lightning import Callback, Trainer
 from tril.model.atomic_files import write_text
 from tril.model.config import GPTConfig
 from tril.model.formats import csv_text
-from tril.model.heads.ablation import all_heads, head_name
 from tril.model.heads.attention_maps import TokenWindows, attention_maps
-from tril.model.heads.records import COPY_LOSSES, HEAD_SCORES, UNIFORM, compress_maps, save_maps, thin_out
+from tril.model.heads.records import (
+    COPY_LOSSES,
+    HEAD_SCORES,
+    UNIFORM,
+    all_heads,
+    compress_maps,
+    head_name,
+    save_maps,
+    thin_out,
+)
 from tril.model.heads.scores import HeadScores, alphabet_of, score_heads
 from tril.model.masks import document_options
 from tril.model.training.module import TrainingModule

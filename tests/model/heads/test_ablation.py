@@ -9,9 +9,10 @@ from tests.conftest import tiny_gpt
 from tril.model.comparison import UNCLEAR
 from tril.model.gpt import IGNORE
 from tril.model.heads import ablation as subject
-from tril.model.heads.ablation import all_heads, head_gate, head_name
+from tril.model.heads.ablation import head_gate
 from tril.model.heads.attention_maps import TokenWindows, attention_maps
 from tril.model.heads.head_plots import plot_ablation, plot_maps, plot_removal, readable
+from tril.model.heads.records import all_heads, head_name
 from tril.model.intervals import clustered_mean
 from tril.model.masks import document_options
 from tril.model.text_clusters import TextClusters
