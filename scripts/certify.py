@@ -47,10 +47,10 @@ class CertifyCommand:
     call: str | None = setting(
         None, "package.module:function, any callable from ids (B, T) to logits (B, T, V); needs the next two"
     )
-    vocab_size: int | None = setting(None, "of call: V")
-    context_length: int | None = setting(None, "of call: largest T")
+    vocab_size: int | None = setting(None, "of call: V", needs="call")
+    context_length: int | None = setting(None, "of call: largest T", needs="call")
     receptive_field: int | None = setting(
-        None, "of call: number of positions before its own that each output depends on; null: the certificate states it"
+        None, "positions before its own that each output depends on; null: the certificate states it", needs="call"
     )
     compile: bool = setting(
         False, "test the compiled model too; not with hf or call (on a CPU: one more minute, and a C++ compiler)"
@@ -65,8 +65,6 @@ class CertifyCommand:
 
     @model_validator(mode="after")
     def _check_combinations(self):
-        if self.call is None and any(getattr(self, key) is not None for key in SIZES):
-            raise ValueError(f"{', '.join(SIZES)} go with call=...; of a fresh model set model.vocab_size and so on")
         if self.compile and (self.hf or self.call) is not None:
             raise ValueError("compile=true needs one of Tril's own models; a function of call= may compile itself")
         return self

@@ -22,21 +22,12 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from tril.data.config import SOURCES
+from tril.data.config import SOURCES, DataConfig
 from tril.data.settings import Setting, build, declared, defaults, nearest
-from tril.scripts.cli.config import (
-    CONFIGS,
-    FOLDER,
-    GROUPS,
-    TrainCommand,
-    data_defaults,
-    known_settings,
-    options_of,
-    refuse_unused,
-)
+from tril.scripts.cli.config import CONFIGS, FOLDER, GROUPS, TrainCommand, known_settings, options_of, refuse_unused
 from tril.scripts.cli.errors import UserError, exit_with_one_line, unknown_setting, unreadable, user_errors
 
 VERSION_BASE = "1.3"  # of Hydra's behavior: since 1.2, it does not change the working directory
@@ -111,8 +102,9 @@ DECLARED = {
 for group in ("model", "optim", "trainer"):
     STORE.store("settings", defaults(GROUPS[group]), group=group)
 for source in SOURCES:
+    of_text = defaults(DataConfig) | defaults(SOURCES[source]) | {"source": source}
     for option in (f"source_{source}", *({source} - {*options_of("data")})):
-        STORE.store(option, data_defaults(source), group="data")
+        STORE.store(option, of_text, group="data")
 
 
 def command(
@@ -182,7 +174,9 @@ def compose(name: str, arguments: Sequence[str], *, is_complete: bool = True) ->
         cfg = hydra.compose(name, with_files(declaration, parsed), return_hydra_config=True)
         choices, grid = dict(cfg.hydra.runtime.choices), dict(cfg.hydra.sweeper.get("params") or {})
         given = {key_of(each): text.partition("=")[2] for each, text in zip(parsed, arguments, strict=True)}
-        return Composed(plain_settings(cfg, is_complete=is_complete), given, choices, grid)
+        own = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
+        settings: Any = OmegaConf.to_container(own, resolve=True, throw_on_missing=is_complete)
+    return Composed(settings, given, choices, grid)
 
 
 @contextlib.contextmanager
@@ -281,12 +275,6 @@ def quoted(text: str) -> str:
 def unescaped(text: str) -> str:
     r"""The text with `\n` as a line end, `\t` as a tab and `\\` as a backslash. Other backslashes are kept."""
     return re.sub(r"\\([nt\\])", lambda match: {"n": "\n", "t": "\t", "\\": "\\"}[match[1]], text)
-
-
-def plain_settings(cfg: DictConfig, *, is_complete: bool = True) -> dict[str, Any]:
-    """A composed configuration as nested plain values, without Hydra's own."""
-    settings = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
-    return OmegaConf.to_container(settings, resolve=True, throw_on_missing=is_complete)  # pyright: ignore[reportReturnType]
 
 
 def explain(error: Exception, declaration: Declaration) -> str:

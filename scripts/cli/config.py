@@ -139,8 +139,10 @@ class RunConfig(TrainingConfig):
 
         config.yaml has them, and a checkpoint, there with dotted keys.
         """
+        (source,) = (name for name, kind in SOURCES.items() if kind is type(self.data.source))
+        data = plain(self.data) | plain(self.data.source) | {"source": source}  # on the same level
         groups = {name: plain(getattr(self, name)) for name in GROUPS if name != "sweep"}
-        return {**plain(self.top), "data": data_settings(self.data), **groups}
+        return {**plain(self.top), "data": data, **groups}
 
     def canonical(self) -> dict[str, Any]:
         """What a run computes, as nested plain values: equal for two runs whose results are necessarily equal."""
@@ -263,17 +265,6 @@ def known_settings(source: str | None = None) -> dict[str, Setting]:
 def options_of(group: str) -> list[str]:
     """The options of a config group that have a yaml file."""
     return sorted(path.stem for path in (CONFIGS / group).glob("*.yaml"))
-
-
-def data_defaults(source: str) -> dict[str, Any]:
-    """The defaults below `data:` of a kind of text."""
-    return defaults(DataConfig) | defaults(SOURCES[source]) | {"source": source}
-
-
-def data_settings(data: DataConfig) -> dict[str, Any]:
-    """The settings below `data:` as plain values, those of the text on the same level."""
-    (source,) = (name for name, kind in SOURCES.items() if kind is type(data.source))
-    return plain(data) | plain(data.source) | {"source": source}
 
 
 def with_absolute_paths(data: Mapping[str, Any]) -> dict[str, Any]:

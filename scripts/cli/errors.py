@@ -6,12 +6,12 @@ import io
 import os
 import shlex
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from tril.data.settings import explain, nearest, printable
+from tril.data.settings import Setting, explain, nearest, printable
 
 # Names that nanoGPT, litgpt and Lightning have for settings of Tril.
 OTHER_NAMES = {
@@ -80,21 +80,21 @@ def exit_with_one_line() -> Iterator[None]:
         sys.exit(141) if error.errno == errno.EPIPE else fail(f"cannot write the output: {error.strerror}")
 
 
-def message_of(error: Exception) -> str:
+def message_of(error: BaseException) -> str:
     """The error in one line."""
     return explain(error) if isinstance(error, ValidationError) else " ".join(str(error).split())
 
 
-def unknown_setting(key: str, known: Collection[str]) -> str:
+def unknown_setting(key: str, known: Mapping[str, Setting]) -> str:
     """The message for a setting that does not exist, with the one that was probably meant.
 
     Args:
-        known: dotted names of those that exist.
+        known: those that exist, by dotted key.
     """
     last = key.rpartition(".")[2].replace("-", "_").lower()
     same_name = [name for name in known if name.rpartition(".")[2] == last]
     [meant] = same_name if len(same_name) == 1 else [MEANT.get(last)]
-    remedy = f"; did you mean {meant}?" if meant in known else nearest(key, known)
+    remedy = f"; did you mean {meant}? {known[meant].help}".strip() if meant in known else nearest(key, known)
     return f"there is no setting {key}{remedy if 'did you mean' in remedy else '; --help=all lists all'}"
 
 

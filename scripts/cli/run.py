@@ -163,7 +163,7 @@ def instantiate(targets: Mapping[str, Mapping[str, Any]], folder: Path) -> "tupl
         try:
             built = hydra.utils.instantiate(({"save_dir": str(folder)} if kind is Logger else {}) | dict(node))
         except Exception as error:  # whatever the constructor raises is about its arguments
-            raise ValueError(f"{given}: {message_of(error)}") from error
+            raise ValueError(f"{given}: {message_of(error.__cause__ or error)}") from error
         if not isinstance(built, kind):
             raise ValueError(f"{given} is no {kind.__name__.lower()} of Lightning; correct it")
         made.append(built)
