@@ -258,8 +258,8 @@ def ending(run: Run, *, in_process: bool) -> Iterator[None]:
             be written.
     """
     from tril.model.training.callbacks.metrics import NonFiniteError
-    from tril.model.training.settings import RunRefused
     from tril.model.training.checkpoints import Stopped
+    from tril.model.training.settings import RunRefused
 
     try:
         yield
