@@ -78,7 +78,7 @@ def run(own: TrainCommand, composed: Composed, *, one_process: bool = False) -> 
             from tril.scripts.cli.resume import check_text, is_finished, resumed
 
             config, checkpoint = resumed(own.resume, composed)
-            lineage, going_on = checkpoint.lineage, Run(run_folder(Path(str(checkpoint.path))))
+            lineage, going_on = checkpoint.lineage, Run(run_folder(Path(str(checkpoint.path)).absolute()))
             if is_finished(going_on, checkpoint.step or 0, config.trainer.max_steps, given):
                 return going_on
         elif own.init_from is not None:
