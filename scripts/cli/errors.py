@@ -94,7 +94,8 @@ def unknown_setting(key: str, known: Mapping[str, Setting]) -> str:
     last = key.rpartition(".")[2].replace("-", "_").lower()
     same_name = [name for name in known if name.rpartition(".")[2] == last]
     [meant] = same_name if len(same_name) == 1 else [MEANT.get(last)]
-    remedy = f"; did you mean {meant}? {known[meant].help}".strip() if meant in known else nearest(key, known)
+    found = known.get(meant or "")
+    remedy = f"; did you mean {meant}? {found.help}".strip() if found else nearest(key, known)
     return f"there is no setting {key}{remedy if 'did you mean' in remedy else '; --help=all lists all'}"
 
 
