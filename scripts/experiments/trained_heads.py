@@ -40,7 +40,7 @@ SCOPE = (
 EXPLAINED = (
     "Change of the loss in nats per token without a head: the sum over the heads of a layer, each removed alone, and "
     "the largest (rank 1), second largest, ... of a model; noise raises the first ranks and lowers the last ones. "
-    "Means over seeds, with intervals over seeds and text that hold together in 95 % for the rows of a variant. They "
+    "Means over seeds, with intervals over seeds and text that hold together in 95% for the rows of a variant. They "
     "do not test whether two variants differ."
 )
 
@@ -81,7 +81,7 @@ def describe_model(path: Path, windows: int, prompt: str | None, seed: int, out:
         "settings": {"windows": windows, "seed": seed, "prompt": prompt, "device": device},
         "windows": {"of": "the validation part", "length": lm.config.context_length, "numbers": numbers.tolist()},
         "observations": {"unit": clusters.unit} | counts,
-        "changes": f"nats per token; 95 % intervals of all heads together, over {clusters.unit}, paired",
+        "changes": f"nats per token; 95% intervals of all heads together, over {clusters.unit}, paired",
         "scores": SCORES | {"left out": "positions that see only one key"},
         "induction": {"sequences": N_REPEATS, "length": scores.induction_length, "copies": 2},
         "loss": ablation.loss,
@@ -125,7 +125,7 @@ def describe_model(path: Path, windows: int, prompt: str | None, seed: int, out:
         f"{SCOPE}\n\n"
         f"Loss of the whole model: {ablation.loss:.4f} nats per token over {windows} windows.\n"
         f"Change of the loss without a head, the most important head first, with an interval over "
-        f"{clusters.describe()};\nthe intervals of all {len(heads)} heads hold together in 95 %, and "
+        f"{clusters.describe()};\nthe intervals of all {len(heads)} heads hold together in 95%, and "
         "more windows make them narrower.\n"
         f"Then what the head attends to (induction: on {scores.induction_length} random tokens, repeated):\n\n"
         f"{markdown_table(lines, (0, 2))}\n\n{folder}: {files}",
