@@ -26,6 +26,7 @@ PRECISIONS = ("32-true", "bf16-mixed")
 SCORE_FACTOR = 100.0  # on queries and on keys
 STEPS = 16  # of one token
 DROPOUT = 0.2  # in the variants in training mode
+REFERENCE = "the explicit backend in float64 on the CPU"
 
 
 def subject_of(model: Callable[..., Any], **options: Any) -> Model:
@@ -46,7 +47,7 @@ def with_ways(model: Model, *, default_visibility: bool = True) -> Model:
         "a document behind another one": lambda model, ids: _behind(
             model, ids, lambda document: document[:, None, :, None] == document[:, None, None, :]
         ),
-        "the explicit backend": lambda model, ids: use_backend(copy.deepcopy(model.function), "explicit")(ids),
+        REFERENCE: _by_reference,
     }
     if config.causal:  # later tokens change earlier keys and values otherwise, so a cache cannot hold them
         ways |= {
@@ -110,6 +111,14 @@ def _decode_steps(model: Model, ids: Tensor) -> Tensor:
         options = {"cache": cache, "cache_position": position}
         parts.append(decode_step(gpt, ids[:, position], position, cache.capacity, **options)[:, None])
     return torch.cat(parts, dim=1)
+
+
+def _by_reference(model: Model, ids: Tensor) -> Tensor:
+    """Kernels of other backends and devices may compute something else without an error."""
+    gpt = use_backend(copy.deepcopy(model.function).cpu().double(), "explicit")
+    with torch.autocast("cpu", enabled=False):
+        outputs = gpt(ids.cpu())
+    return outputs.float().to(model.device) if model.device.type == "mps" else outputs.to(model.device)
 
 
 def _behind(model: Model, ids: Tensor, mask: Callable[[Tensor], Tensor]) -> Tensor:

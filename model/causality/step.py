@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tril.model.causality.certificate import Certificate
-from tril.model.causality.gpt import with_ways
+from tril.model.causality.gpt import REFERENCE, with_ways
 from tril.model.causality.gradients import check_hidden, measure_gradients
 from tril.model.causality.loss import Batch, Losses, check_logits, check_shift, model_of_inputs, model_of_targets
 from tril.model.causality.model import Model, randomize, visible_by_windows
@@ -116,7 +116,7 @@ def check_float32(certificate: Certificate, step: Step) -> None:
         certificate.add(check_logits(of_targets, targets, documents(ids), name))
     if 2 * gpt.n_parameters() * length <= MAX_FLOPS:
         gpt.eval()
-        names = [f"{'single tokens' if length <= MAX_STEPS else 'chunks'} with the cache"]
+        names = [REFERENCE, f"{'single tokens' if length <= MAX_STEPS else 'chunks'} with the cache"]
         names += [] if step.document_eot is None else ["a document behind another one"]
         certificate.judge(state, state.computed(ids, [name for name in names if name in state.model.ways]))
         certificate.judge(state, state.cut(ids, [n for n in (length * share // 8 for share in (7, 4, 2, 1)) if n]))

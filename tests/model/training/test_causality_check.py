@@ -10,6 +10,7 @@ from lightning import Trainer
 
 from tests.conftest import NANO_PARTS
 from tril.data.batches import TrainWindows, ValWindows
+from tril.model.attention import BACKENDS
 from tril.model.gpt import GPT, GPTConfig
 from tril.model.training.callbacks import causality_check
 from tril.model.training.callbacks.causality_check import CausalityCheck, certify
@@ -104,6 +105,18 @@ def test_a_loss_that_knows_targets_is_found_in_the_mode_in_which_it_does(trainin
 
     monkeypatch.setattr(GPT, "nll", nll)
     assert failed(module_of()) == {f"targets loss mode={'training' if training else 'evaluation'}"}
+
+
+def test_a_backend_that_computes_something_else_is_found(monkeypatch):
+    """As kernels of some devices do without an error."""
+    fused = BACKENDS["fused"]
+
+    def wrong(*inputs):
+        out, weights = fused(*inputs)
+        return 1.02 * out, weights
+
+    monkeypatch.setitem(BACKENDS, "fused", wrong)
+    assert failed(module_of(backend="fused")) == {"equal model precision=32-true"}
 
 
 # --- the callback
