@@ -95,7 +95,7 @@ class TrainWindows:
         self.n_targets = len(tokens) - 1
         self.n_windows = -(-self.n_targets // context_length)
         self.consumed = 0  # windows of all ranks
-        self._epoch: tuple[int, int, Tensor] | None = None
+        self._last = -1, torch.empty(0)
 
     def __len__(self) -> int:
         """The batches of the complete optimizer steps in one pass, at least of one step."""
@@ -124,22 +124,17 @@ class TrainWindows:
 
     def _windows(self, start: int, n: int) -> Tensor:
         """Number and offset of the windows start ... start + n - 1 of the endless sequence, (2, n)."""
-        parts = []
-        while n:
-            epoch, first = divmod(start, self.n_windows)
-            offset, order = self._order(epoch)
-            part = order[first : first + n]
-            parts.append(torch.stack([part, torch.full_like(part, offset)]))
-            start, n = start + len(part), n - len(part)
-        return torch.cat(parts, 1)
+        epochs = range(start // self.n_windows, -(-(start + n) // self.n_windows))
+        starts = {epoch: start - epoch * self.n_windows for epoch in epochs}
+        return torch.cat([self._order(epoch)[:, max(first, 0) : first + n] for epoch, first in starts.items()], 1)
 
-    def _order(self, epoch: int) -> tuple[int, Tensor]:
-        """The offset and the order of the windows (n,) in one epoch, on the device; caches the last one."""
-        if self._epoch is None or self._epoch[0] != epoch:
+    def _order(self, epoch: int) -> Tensor:
+        """The numbers of all windows in the order of one epoch, and their offset, (2, n); keeps the last one."""
+        if self._last[0] != epoch:
             random = np.random.default_rng([self.seed, epoch])
-            offset, order = int(random.integers(self.n_targets)), random.permutation(self.n_windows)
-            self._epoch = epoch, offset, torch.from_numpy(order).to(self.tokens.device)
-        return self._epoch[1:]
+            offset, order = int(random.integers(self.n_targets)), torch.from_numpy(random.permutation(self.n_windows))
+            self._last = epoch, torch.stack([order, torch.full_like(order, offset)]).to(self.tokens.device)
+        return self._last[1]
 
 
 class ValWindows:

@@ -69,30 +69,29 @@ def read_or_write(path: Path, task: str, write: Callable[[Path], object], read: 
     make_folder(path.parent)
     lock, part = FileLock(path.with_name(f".{path.name}.lock")), path.with_name(f".{path.name}.part")
     try:
+        held = lock.acquire(blocking=False)
+    except Timeout:
+        print(f"waiting for another process, which {task} {path}", file=sys.stderr, flush=True)
+        held = lock.acquire()
+    with held:
         try:
-            lock.acquire(blocking=False)
-        except Timeout:
-            print(f"waiting for another process, which {task} {path}", file=sys.stderr, flush=True)
-            lock.acquire()
-        with contextlib.suppress(FileNotFoundError):
-            try:
-                return read(path)  # another process has written it
-            except ValueError as error:
-                logging.getLogger(__name__).warning("%s is damaged (%s); preparing it again", path, error)
-        _remove(part)  # of a process that was killed
-        write(part)
-        _remove(path)
-        part.rename(path)
-        return read(path)
-    except OSError as error:
-        if error.errno not in NO_SPACE:
-            raise
-        raise OSError(f"cannot write {path} ({error.strerror}); free space on that disk, or {REMEDY}") from error
-    finally:
-        if lock.is_locked:  # those who wait for the removed file start again with a new one
+            with contextlib.suppress(FileNotFoundError):
+                try:
+                    return read(path)  # another process has written it
+                except ValueError as error:
+                    logging.getLogger(__name__).warning("%s is damaged (%s); preparing it again", path, error)
+            _remove(part)  # of a process that was killed
+            write(part)
+            _remove(path)
+            part.rename(path)
+            return read(path)
+        except OSError as error:
+            if error.errno not in NO_SPACE:
+                raise
+            raise OSError(f"cannot write {path} ({error.strerror}); free space on that disk, or {REMEDY}") from error
+        finally:
             _remove(part)
-            Path(lock.lock_file).unlink(missing_ok=True)
-        lock.release()
+            Path(lock.lock_file).unlink()  # those who wait for the removed file start again with a new one
 
 
 def _remove(path: Path) -> None:

@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 from tril.data.cache import PROGRESS, read_or_write, resolve_cache_dir, sha256_of_file
 from tril.data.sources.base import Source, Split
-from tril.data.tokenizer import TokenizerConfig, build, for_documents, load_tokenizer, n_ids
+from tril.data.tokenizer import TokenizerConfig, build, for_documents, load_tokenizer, n_ids, unknown_id
 
 if TYPE_CHECKING:
     from tril.data.split import Plan
@@ -36,13 +36,10 @@ TOKENS, TOKENIZER, META = "tokens.bin", "tokenizer.json", "meta.json"
 MAX_UINT16_VOCAB = 1 << 16
 BATCH_SIZE = 1 << 20  # characters encoded at a time, by all cores; up to 150 MB as Encoding objects
 PIECE_SIZE = 1 << 18  # bytes; large enough to encode efficiently, small enough to give every core some pieces
-LONG = 1024  # characters of a word, or of white space
-LONG_WORD = re.compile(rf"(\S{{{LONG}}}|\s{{{LONG}}})")
-DECODED_TOKENS = 1 << 16  # tokens decoded at a time
+LONG_WORD = re.compile(r"(\S{1024}|\s{1024})")
 MAX_OVERLAP = 0.01  # of the validation tokens; above that, the loss is too low
 SHOWN_OVERLAP = 0.00005  # less is 0.00%
 FEW_TARGETS = 1000
-SHOWN = 20  # characters
 
 
 @dataclass(frozen=True)
@@ -72,14 +69,12 @@ class PreparedText:
             raise ValueError(f"{META} cannot be read") from error
         if not is_whole:
             raise ValueError(f"{META} does not match its checksum")
-        for name, (size, sha256) in meta["files"].items():
-            if (found := (folder / name).stat().st_size) != size:
-                raise ValueError(f"{name} has {found} bytes instead of {size}")
-            if sha256_of_file(folder / name) != sha256:
+        for name in (TOKENIZER, TOKENS):
+            if size_and_sha256(folder / name) != meta["files"][name]:
                 raise ValueError(f"{name} does not match its checksum")
         of_text = meta.pop("sources")[""]
-        content = (folder / TOKENIZER).read_text(encoding="utf-8")
-        return cls(folder, meta | of_text, for_documents(load_tokenizer(content)))
+        tokenizer = load_tokenizer((folder / TOKENIZER).read_text(encoding="utf-8"))
+        return cls(folder, meta | of_text, for_documents(tokenizer))
 
     def tokens(self, split: Split) -> np.ndarray:
         """Token ids of one part, (number of tokens,), memory-mapped and read-only, in the dtype of the file."""
@@ -103,12 +98,9 @@ class PreparedText:
         counts = self.meta["counts"]["val"]
         if n_targets >= counts["targets"]:
             return max(counts["bytes"] - counts["first_bytes"], 1)
-        tokens, size = self.tokens("val")[1:], 0
-        for start in range(0, n_targets, DECODED_TOKENS):
-            ids = tokens[start : min(start + DECODED_TOKENS, n_targets)]
-            ids = ids[ids != self.meta["eot_id"]]
-            size += len(self.tokenizer.decode(ids.tolist(), skip_special_tokens=False).encode())
-        return max(size, 1)
+        ids = self.tokens("val")[1 : n_targets + 1]
+        text = self.tokenizer.decode(ids[ids != self.meta["eot_id"]].tolist(), skip_special_tokens=False)
+        return max(len(text.encode()), 1)
 
 
 def prepare(
@@ -145,42 +137,39 @@ def prepare(
         plan = plan_split(source)
         texts = training_texts(pieces_of(source, plan, "train"), budgets["train"], config)
         tokenizer = build(config, tqdm(texts, "training the tokenizer", unit=" pieces", **PROGRESS))
-        vocab_size, names = n_ids(tokenizer), (TOKENIZER, TOKENS)
-        dtype = np.dtype(np.uint16 if vocab_size <= MAX_UINT16_VOCAB else np.uint32)
-        encoder = Encoder(tokenizer, config, dtype)
         (folder / TOKENIZER).write_bytes(tokenizer.to_str(pretty=True).encode())  # `tokenizer.save` raises Exception
+        vocab_size, eot_id = n_ids(tokenizer), tokenizer.token_to_id(config.eot)
+        dtype = np.dtype(np.uint16 if vocab_size <= MAX_UINT16_VOCAB else np.uint32)
         with (folder / TOKENS).open("wb") as file:
             counts = {
-                split: write_part(pieces_of(source, plan, split), split, budget, encoder, file)
+                split: write_part(file, dtype, pieces_of(source, plan, split), split, budget, tokenizer, eot_id)
                 for split, budget in budgets.items()
             }
         if empty := [split for split in counts if not counts[split]["tokens"]]:
             cause = f"the {empty[0]} part of {source.name} is empty" + (f" ({source.note})" if source.note else "")
             raise ValueError(f"data: {cause}; give more text, or change data.val_fraction or data.val_path")
         of_text["counts"] = counts
-        meta = {**settings, "fingerprint": fingerprint, "kind": source.name, "dtype": dtype.name}
-        meta |= {"vocab_size": vocab_size, "eot_id": encoder.eot_id}
-        meta |= {"files": {name: [(folder / name).stat().st_size, sha256_of_file(folder / name)] for name in names}}
         train, val = np.split(np.memmap(folder / TOKENS, dtype, mode="r"), [counts["train"]["tokens"]])
         sizes = {split: each["bytes"] for split, each in counts.items()}
         of_text["overlap"] = measure_overlap(train, val, vocab_size, sizes["val"] / len(val))
         of_text["split"] = {"rule": plan.rule, "val_share": sizes["val"] / sum(sizes.values())}
+        meta = {**settings, "fingerprint": fingerprint, "kind": source.name, "dtype": dtype.name}
+        meta |= {"vocab_size": vocab_size, "eot_id": eot_id}
+        meta |= {"files": {name: size_and_sha256(folder / name) for name in (TOKENIZER, TOKENS)}}
         content = json.dumps({**meta, "sha256": sha256_of(meta)}, indent=2) + "\n"
         (folder / META).write_text(content, encoding="utf-8")
         if progress:
             print(*filter(None, (source.note, describe_split(of_text))), sep="\n", file=sys.stderr)
 
     folder = resolve_cache_dir(cache_dir) / f"{source.name}-{fingerprint[:16]}"
-    read = partial(PreparedText.read, fingerprint=fingerprint)
-    prepared = read_or_write(folder, "prepares", write, read)
+    prepared = read_or_write(folder, "prepares", write, partial(PreparedText.read, fingerprint=fingerprint))
     return_freed_memory()
     return prepared
 
 
 def return_freed_memory() -> None:
     """Makes glibc return what the preparation has freed, about 100 MB, to the kernel. Other C libraries do nothing."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-    if trim is not None:
+    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
         trim(0)
 
 
@@ -211,23 +200,22 @@ def training_texts(pieces: Iterable[Piece], budget: int | None, config: Tokenize
     """The text to train a tokenizer on, with long words cut: training takes the square of their length."""
     n_characters = 0
     for piece in pieces:
-        yield from filter(None, LONG_WORD.split(piece.text)) if may_have_long_word(piece.text) else (piece.text,)
+        yield from filter(None, LONG_WORD.split(piece.text))
         n_characters += len(piece.text)
         if config.kind == "char" and budget is not None and n_characters >= budget:
             return  # a character is a token: later ones are not encoded
 
 
-def may_have_long_word(text: str) -> bool:
-    """Quicker than a search: a long word contains one of the blocks into which half of its length divides the text."""
-    size = LONG // 2
-    blocks = (text[start : start + size] for start in range(0, len(text) - size + 1, size))
-    return any(block.isspace() or len(block.split(None, 1)[0]) == size for block in blocks)
-
-
 def write_part(
-    pieces: Iterable[Piece], split: Split, budget: int | None, encoder: "Encoder", file: BinaryIO
+    file: BinaryIO,
+    dtype: np.dtype,
+    pieces: Iterable[Piece],
+    split: Split,
+    budget: int | None,
+    tokenizer: Tokenizer,
+    eot_id: int,
 ) -> dict[str, int]:
-    """Writes the ids of the pieces until these end or the budget is reached. Terminals show a progress bar.
+    """Writes the ids of the pieces, with end-of-text after each document, until these end or the budget is reached.
 
     Returns:
         The number of "documents", "tokens", "targets" (tokens that are predicted: all but the first), "bytes",
@@ -235,20 +223,19 @@ def write_part(
         not have.
     """
     counts: dict[str, int] = dict.fromkeys(("documents", "tokens", "targets", "bytes", "first_bytes", "unknown"), 0)
-    starts_document = True
-    shown = PROGRESS | {"unit": "token" if budget else "B", "unit_scale": True}
-    with tqdm(desc=f"encoding the {split} part", total=budget, **shown) as bar:
-        for piece, ids in encoder.encode(pieces):
-            file.write(ids.tobytes())
-            n_bytes = len(piece.text.encode())
+    unknown, starts_document = unknown_id(tokenizer), True
+    with tqdm(desc=f"encoding the {split} part", total=budget, unit="token", unit_scale=True, **PROGRESS) as bar:
+        for piece, ids in encode(tokenizer, pieces):
             if counts["tokens"] == 0:
-                counts["first_bytes"] = first_token_bytes(encoder.tokenizer, piece.text)
-            counts["unknown"] += int((ids == encoder.unknown_id).sum())
+                counts["first_bytes"] = first_token_bytes(tokenizer, piece.text)
             counts["documents"] += starts_document
-            counts["bytes"] += n_bytes
-            counts["tokens"] += len(ids)
             starts_document = piece.ends_document
-            bar.update(len(ids) if budget else n_bytes)
+            ids += [eot_id] * piece.ends_document
+            counts["unknown"] += ids.count(unknown)
+            file.write(np.array(ids, dtype).tobytes())
+            counts["bytes"] += len(piece.text.encode())
+            counts["tokens"] += len(ids)
+            bar.update(len(ids))
             if budget is not None and counts["tokens"] >= budget:
                 break
     counts["targets"] = max(counts["tokens"] - 1, 0)
@@ -258,39 +245,12 @@ def write_part(
     return counts
 
 
-class Encoder:
-    """Encodes pieces, with the id of end-of-text after each document."""
-
-    def __init__(self, tokenizer: Tokenizer, config: TokenizerConfig, dtype: np.dtype) -> None:
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # otherwise a later fork prints a warning
-        self.tokenizer, self.config, self.dtype = tokenizer, config, dtype
-        self.eot_id = tokenizer.token_to_id(config.eot)
-        self.unknown_id = tokenizer.token_to_id(getattr(tokenizer.model, "unk_token", None) or "")  # or None
-
-    def encode(self, pieces: Iterable[Piece]) -> Iterator[tuple[Piece, np.ndarray]]:
-        """Every piece in order with its ids, (n,).
-
-        Raises:
-            ValueError: a tokenizer of others changes the text, such as to lower case, in the first batch.
-        """
-        for number, batch in enumerate(batches_of(pieces)):
-            encodings = self.tokenizer.encode_batch_fast([piece.text for piece in batch], add_special_tokens=False)
-            if number == 0 and self.config.path is not None:
-                for piece, encoding in zip(batch, encodings, strict=True):
-                    self.check_round_trip(piece.text, encoding.ids)
-            for piece, encoding in zip(batch, encodings, strict=True):
-                yield piece, np.array([*encoding.ids, *[self.eot_id] * piece.ends_document], self.dtype)
-
-    def check_round_trip(self, text: str, ids: list[int]) -> None:
-        """Compares a text with its ids decoded: bits per byte count the bytes of the text. Unknown tokens are counted
-        elsewhere."""
-        decoded = self.tokenizer.decode(ids, skip_special_tokens=False)
-        if decoded == text or self.unknown_id in ids:
-            return
-        start = len(os.path.commonprefix([text, decoded]))
-        change = f"{text[start : start + SHOWN]!r} becomes {decoded[start : start + SHOWN]!r}"
-        remedy = "use one that keeps it, such as byte-level BPE"
-        raise ValueError(f"data.tokenizer.path={self.config.path} changes the text: {change}; {remedy}")
+def encode(tokenizer: Tokenizer, pieces: Iterable[Piece]) -> Iterator[tuple[Piece, list[int]]]:
+    """Every piece in order with its ids; all cores encode a batch."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # otherwise a later fork prints a warning
+    for batch in batches_of(pieces):
+        encodings = tokenizer.encode_batch_fast([piece.text for piece in batch], add_special_tokens=False)
+        yield from zip(batch, (encoding.ids for encoding in encodings), strict=True)
 
 
 def batches_of(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
@@ -324,6 +284,10 @@ def describe_split(meta: Mapping[str, Any]) -> str:
     if (n := meta["counts"]["val"]["targets"]) < FEW_TARGETS:
         line += f"; a loss on its {n} tokens says little, so give more text"
     return line
+
+
+def size_and_sha256(path: Path) -> list:
+    return [path.stat().st_size, sha256_of_file(path)]
 
 
 def sha256_of(values: Any) -> str:

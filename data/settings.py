@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ConfigDict, Field, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined, to_jsonable_python
 
-REQUIRED = PydanticUndefined  # the default of a setting that has none
-MISSING = "???"  # its value in Hydra
+MISSING = "???"  # Hydra's value of a setting without a default
 
 
 def setting(
@@ -66,14 +66,12 @@ class Setting:
 
     Attributes:
         key: dotted, as on the command line.
-        default: a plain value; REQUIRED: it has none.
         choices: the valid values, if they are listed.
         common, needs, escapes: see `setting`.
         kinds: the classes of its values, and of what they hold: str, list, NoneType, ...
     """
 
     key: str
-    default: Any
     help: str
     choices: tuple = ()
     common: bool = False
@@ -88,24 +86,21 @@ def declared(group: type, prefix: str = "") -> Iterator[Setting]:
         key = f"{prefix}.{name}" if prefix else name
         if (inner := group_of(field.annotation)) is not None:
             yield from declared(inner, key)
-            continue
-        extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
-        default = field.get_default(call_default_factory=True)
-        default = default if default is REQUIRED else plain(default)
-        kinds = kinds_of(field.annotation)
-        yield Setting(key, default, field.description or "", choices_of(field.annotation), **extra, kinds=kinds)
+        else:
+            kinds, choices = kinds_of(field.annotation), choices_of(field.annotation)
+            yield Setting(key, field.description or "", choices, **extra_of(field), kinds=kinds)
+
+
+def extra_of(field: FieldInfo) -> dict[str, Any]:
+    """What `setting` keeps that pydantic has no place for; {} of another field."""
+    return field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
 
 
 def defaults(group: type) -> dict[str, Any]:
-    """The defaults of a group as nested plain values; "???", Hydra's mark, for a setting that has none."""
-    values = {}
-    for name, field in group.__pydantic_fields__.items():
-        if field.default_factory is not None and (inner := group_of(field.annotation)) is not None:
-            values[name] = defaults(inner)
-        else:
-            default = field.get_default(call_default_factory=True)
-            values[name] = MISSING if default is REQUIRED else plain(default)
-    return values
+    """The defaults of a group as nested plain values; MISSING for a setting that has none."""
+    fields = group.__pydantic_fields__.items()
+    values = {name: field.get_default(call_default_factory=True) for name, field in fields}
+    return {name: MISSING if value is PydanticUndefined else plain(value) for name, value in values.items()}
 
 
 def build(group: type, values: Mapping[str, Any], prefix: str = "") -> Any:
@@ -120,13 +115,12 @@ def build(group: type, values: Mapping[str, Any], prefix: str = "") -> Any:
         key = f"{prefix}.{name}" if prefix else str(name)
         if name not in fields:
             raise ValueError(f"there is no setting {key}{nearest(str(name), fields, prefix)}")
-        inner = group_of(fields[name].annotation)
+        inner, kinds = group_of(fields[name].annotation), kinds_of(fields[name].annotation)
         if inner is not None and isinstance(value, Mapping):
             value = build(inner, value, key)
-        elif inner is not None and value is not None and not isinstance(value, inner):
+        elif inner is not None and not isinstance(value, inner | None):
             raise ValueError(f"{key}={typed(value)} must be a group of settings; change one, such as {key}.KEY=VALUE")
-        numbers = kinds_of(fields[name].annotation) & {int, float}
-        if numbers == {int} and isinstance(value, float) and value.is_integer():
+        elif isinstance(value, float) and value.is_integer() and int in kinds and float not in kinds:
             value = int(value)  # 1e3
         built[name] = value
     return group(**built)
@@ -137,28 +131,23 @@ def without_effect(config: Any, prefix: str = "") -> dict[str, str]:
     found = {}
     for name, field in type(config).__pydantic_fields__.items():
         key, value = f"{prefix}.{name}" if prefix else name, getattr(config, name)
-        if dataclasses.is_dataclass(value) and hasattr(value, "__pydantic_fields__"):
+        if hasattr(value, "__pydantic_fields__"):
             found |= without_effect(value, key)
-        extra = field.json_schema_extra
-        needs = extra.get("needs") if isinstance(extra, dict) else None
-        unmet = [need for need in str(needs or "").split() if not _is_met(config, need)]
-        if unmet:
+        needs = (extra_of(field).get("needs") or "").split()
+        if unmet := [need for need in needs if not _is_met(config, need)]:
             found[key] = unmet[0]
     return found
 
 
 def canonical(config: Any) -> Any:
     """The same settings with those that have no effect at their defaults, so that equal runs have equal settings."""
-    fields = type(config).__pydantic_fields__
-    unused = [name for name in without_effect(config) if name in fields]
-    inner = {
-        name: canonical(value)
-        for name in fields
-        if name not in unused and hasattr(value := getattr(config, name), "__pydantic_fields__")
-    }
-    return dataclasses.replace(
-        config, **inner, **{name: fields[name].get_default(call_default_factory=True) for name in unused}
-    )
+    unused, values = without_effect(config), {}
+    for name, field in type(config).__pydantic_fields__.items():
+        if name in unused:
+            values[name] = field.get_default(call_default_factory=True)
+        elif hasattr(value := getattr(config, name), "__pydantic_fields__"):
+            values[name] = canonical(value)
+    return dataclasses.replace(config, **values)
 
 
 def _is_met(config: Any, need: str) -> bool:
@@ -169,11 +158,8 @@ def _is_met(config: Any, need: str) -> bool:
 
 def group_of(annotation: Any) -> type | None:
     """The group of settings that a field holds, perhaps as one of the alternatives with None; None: a plain value."""
-    alternatives = [annotation]
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        alternatives = [kind for kind in typing.get_args(annotation) if kind is not type(None)]
-    groups = [kind for kind in alternatives if hasattr(kind, "__pydantic_fields__")]
-    return groups[0] if len(groups) == len(alternatives) == 1 else None
+    kinds = kinds_of(annotation) - {type(None)}
+    return next((kind for kind in kinds if len(kinds) == 1 and hasattr(kind, "__pydantic_fields__")), None)
 
 
 def choices_of(annotation: Any) -> tuple:

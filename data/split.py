@@ -45,9 +45,8 @@ def plan_split(source: Source) -> Plan:
     if source.own_split is not None:
         return Plan(source.own_split, lambda document, split: document.text)
     fraction = source.val_fraction
-    texts, rows = ({}, None) if source.by_content else read_contents(source)
-    compared = texts | (rows or {})
-    val, rules = choose_val(compared, fraction, source.salt), [BY_CONTENT] * (rows is None)
+    compared, with_rows = ({}, False) if source.by_content else read_contents(source)
+    val, rules = choose_val(compared, fraction, source.salt), [] if with_rows else [BY_CONTENT]
     if val is not None:
         rules.append(f"{len(val)} of {len(compared)} documents that share no passages with others")
     elif len(compared) > 1:
@@ -56,7 +55,7 @@ def plan_split(source: Source) -> Plan:
         rules.append("the end of the text")
 
     def part(document: Document, split: Split) -> str:
-        if document.is_row and rows is None:
+        if document.is_row and not with_rows:
             return part_by_content(document.text, fraction, split)
         if val is None:
             return split_text(document.text, fraction)[split == "val"]
@@ -72,20 +71,17 @@ def part_by_content(text: str, val_fraction: float, split: Split) -> str:
     return text if is_val == (split == "val") else ""
 
 
-def read_contents(source: Source) -> "tuple[dict[str, Content], dict[str, Content] | None]":
-    """The documents that are compared, by name: texts, and rows; None: there are too many rows to compare."""
+def read_contents(source: Source) -> "tuple[dict[str, Content], bool]":
+    """The documents to compare, by name, and whether rows are among them: not if there are too many."""
     texts, rows, n_rows, size = dict[str, Content](), dict[str, Content](), 0, 0
     for name, text, is_row in tqdm(source.documents("train"), "reading the text", unit=" documents", **PROGRESS):
         n_rows += is_row and bool(text)
-        if not text or (is_row and len(texts) + n_rows > MAX_DOCUMENTS):
-            continue
-        content = Content(text.strip() if is_row else text, compare=size <= MAX_BYTES)
-        (rows if is_row else texts)[name] = content
-        size += content.size
-    if size > MAX_BYTES:
-        for content in (*texts.values(), *rows.values()):
-            content.forget_passages()
-    return texts, None if n_rows and len(texts) + n_rows > MAX_DOCUMENTS else rows
+        if text and not (is_row and len(texts) + n_rows > MAX_DOCUMENTS):
+            content = Content(text.strip() if is_row else text, compare=size <= MAX_BYTES)
+            (rows if is_row else texts)[name] = content
+            size += content.size
+    with_rows = not n_rows or len(texts) + n_rows <= MAX_DOCUMENTS
+    return (texts | rows if with_rows else texts), with_rows
 
 
 class Content:
@@ -109,9 +105,6 @@ class Content:
             starts.append((compared + start).astype(np.uint32))
         self.hashes, self.starts = np.concatenate(hashes), np.concatenate(starts)
 
-    def forget_passages(self) -> None:
-        self.hashes, self.starts = self.hashes[:0], self.starts[:0]
-
     def shared(self, repeated: np.ndarray) -> float:
         """About the share of the bytes in passages of `repeated`, hashes in order.
 
@@ -133,9 +126,10 @@ def choose_val(documents: Mapping[str, Content], val_fraction: float, salt: str 
         None: whole documents cannot give a share within a factor TOLERANCE of `val_fraction`.
     """
     copies = Counter(document.digest for document in documents.values())
-    ordered = np.sort(np.concatenate([np.empty(0, np.uint64), *(distinct(each.hashes) for each in documents.values())]))
-    repeated = distinct(ordered[1:][ordered[1:] == ordered[:-1]])  # in several documents
     total = sum(document.size for document in documents.values())
+    compared = documents.values() if total <= MAX_BYTES else ()
+    ordered = np.sort(np.concatenate([np.empty(0, np.uint64), *(distinct(each.hashes) for each in compared)]))
+    repeated = distinct(ordered[1:][ordered[1:] == ordered[:-1]])  # in several documents
     target, size, chosen = val_fraction * total, 0, set()
     clean = {
         name: document.size

@@ -6,6 +6,7 @@ the saved JSON; `for_documents` sets it again.
 """
 
 import hashlib
+import os
 import re
 from collections.abc import Iterable, Iterator
 from functools import cached_property
@@ -21,6 +22,8 @@ from tril.data.settings import first_line, setting, strict_settings
 
 UNKNOWN = "<|unknown|>"  # of kind "char" only
 MIN_BPE_VOCAB_SIZE = 256 + 1  # every byte, and end-of-text
+CHECKED_BYTES = 1 << 20  # of the text, for a tokenizer of others: bits per byte count the bytes of the text
+SHOWN = 20  # characters
 AUTO_VOCAB_SIZE, BYTES_PER_MERGE = 4096, 512  # without a chosen size
 COMMIT = re.compile("[0-9a-f]{40}")
 
@@ -115,6 +118,11 @@ def n_ids(tokenizer: Tokenizer) -> int:
     return max(tokenizer.get_vocab().values()) + 1
 
 
+def unknown_id(tokenizer: Tokenizer) -> int | None:
+    """The id that stands for what the tokenizer does not know, if it has one."""
+    return tokenizer.token_to_id(getattr(tokenizer.model, "unk_token", None) or "")
+
+
 def check_ids(tokenizer: Tokenizer, vocab_size: int) -> None:
     """Raises ValueError if an id is no row of an embedding of `vocab_size` rows."""
     if (needed := n_ids(tokenizer)) > vocab_size:
@@ -178,17 +186,23 @@ def _characters(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
 
 
 def _existing(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
-    """The tokenizer.json of the settings, which needs no `texts`."""
+    """The tokenizer.json of the settings, if it gives the first CHECKED_BYTES of `texts` back."""
     try:
-        tokenizer = load_tokenizer(config.json_file.read_text(encoding="utf-8"))
+        tokenizer = for_documents(load_tokenizer(config.json_file.read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
         raise _unreadable(config, error) from error
     if tokenizer.token_to_id(config.eot) is None:
         special = [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special]
-        raise ValueError(
-            f"data.tokenizer.eot={config.eot} is not a token of {config.path}; "
-            f"its special tokens are {' '.join(special) or 'none'}"
-        )
+        known = f"its special tokens are {' '.join(special) or 'none'}"
+        raise ValueError(f"data.tokenizer.eot={config.eot} is not a token of {config.path}; {known}")
+    for text in first_bytes(texts, CHECKED_BYTES):
+        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        decoded = tokenizer.decode(ids, skip_special_tokens=False)
+        if decoded != text and unknown_id(tokenizer) not in ids:
+            start = len(os.path.commonprefix([text, decoded]))
+            change = f"{text[start : start + SHOWN]!r} becomes {decoded[start : start + SHOWN]!r}"
+            remedy = "use one that keeps it, such as byte-level BPE"
+            raise ValueError(f"data.tokenizer.path={config.path} changes the text: {change}; {remedy}")
     return tokenizer
 
 
@@ -205,11 +219,10 @@ def encode_prompt(tokenizer: Tokenizer, prompt: str) -> list[int]:
         ValueError: it contains characters that the tokenizer does not know, or half a surrogate pair.
     """
     prompt.encode()  # of half a pair, the tokenizer would raise TypeError
-    encoding = tokenizer.encode(prompt, add_special_tokens=False)
-    unk = getattr(tokenizer.model, "unk_token", None)
-    spans = zip(encoding.tokens, encoding.offsets, strict=True)
-    if unknown := {prompt[start:end] for token, (start, end) in spans if token == unk}:
-        cause = f"the prompt has {', '.join(map(repr, sorted(unknown)))}, which the tokenizer does not know"
+    encoding, unknown = tokenizer.encode(prompt, add_special_tokens=False), unknown_id(tokenizer)
+    spans = zip(encoding.ids, encoding.offsets, strict=True)
+    if missing := sorted({prompt[start:end] for i, (start, end) in spans if i == unknown}):
+        cause = f"the prompt has {', '.join(map(repr, missing))}, which the tokenizer does not know"
         raise ValueError(f"{cause}; use only characters of the training text")
     return encoding.ids
 

@@ -12,7 +12,7 @@ from pydantic.dataclasses import dataclass
 from tril.data.cache import digest_files
 from tril.data.settings import first_line, setting, strict_settings
 from tril.data.sources.base import Document, Source, Split
-from tril.data.sources.rows import RowError, text_of_row
+from tril.data.sources.rows import UnreadableError, text_of_row
 
 COMMIT = re.compile("[0-9a-f]{40}")
 
@@ -67,10 +67,8 @@ class Hub(Source):
             OSError: the hub cannot be reached or does not know the data set or the revision.
         """
         if folder := self._folder:
-            files = ((path.relative_to(folder), path) for path in sorted(folder.rglob("*")) if path.is_file())
-            return digest_files(
-                (name.as_posix(), path) for name, path in files if not any(part.startswith(".") for part in name.parts)
-            )
+            files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
+            return digest_files((name, path) for name, path in files.items() if "/." not in f"/{name}")  # not hidden
         if COMMIT.fullmatch(self.revision):
             return self.revision
         from huggingface_hub import HfApi
@@ -88,30 +86,20 @@ class Hub(Source):
         return values | split
 
     def documents(self, split: Split) -> Iterator[Document]:
-        name = self.val_split if split == "val" and self.val_split else self.train_split
-        for number, row in enumerate(self._rows(name)):
-            try:
-                yield Document(str(number), text_of_row(row, self.text_field), is_row=True)
-            except RowError as error:
-                raise ValueError(f"{self.repo}, split {name}, row {number} {error}") from error
-
-    def _rows(self, split: str) -> Iterator[Any]:
-        """
-        Raises:
-            OSError: the data set cannot be reached or read.
-        """
         import datasets
 
+        name = self.val_split if split == "val" and self.val_split else self.train_split
         path, revision = (str(self._folder), None) if self._folder else (self.repo, self.resolved_revision)
-        options = {"split": split, "revision": revision, "streaming": self.streaming}
+        options = {"split": name, "revision": revision, "streaming": self.streaming}
         try:
-            yield from datasets.load_dataset(path, self.config, **options)
+            for number, row in enumerate(datasets.load_dataset(path, self.config, **options)):
+                yield Document(str(number), text_of_row(row, self.text_field, f"row {number}"), is_row=True)
+        except UnreadableError as error:
+            raise ValueError(f"{self.repo}, split {name}, {error}") from error
         except Exception as error:  # as above
             raise self._unreadable(error) from error
 
     def _unreadable(self, error: Exception) -> OSError:
         name = f"{self.repo} (config {self.config}, revision {self.revision})"
-        remedy = (
-            "check name, splits and network, set HF_ENDPOINT to a mirror, or pass data.repo=FOLDER with parquet files"
-        )
-        return OSError(f"cannot read the data set {name}: {first_line(error)}; {remedy}")
+        remedy = "check name, splits and network, set HF_ENDPOINT to a mirror, or give a folder of parquet files"
+        return OSError(f"cannot read the data set {name}: {first_line(error)}; {remedy} with data.repo=FOLDER")

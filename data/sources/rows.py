@@ -13,16 +13,15 @@ import io
 import json
 import lzma
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from tril.data.settings import printable
+from tril.data.sources.base import Document
 
-Kind = Literal["text", "lines", "json", "csv", "parquet"]
-KINDS: dict[str, Kind] = {".jsonl": "lines", ".ndjson": "lines", ".jsonlines": "lines", ".json": "json"}
-KINDS |= {".csv": "csv", ".tsv": "csv", ".parquet": "parquet"}
+Rows = Iterator[tuple[str, Any]]  # "line 3" or "row 3", for messages, and the content
 OPENERS = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}  # by the first bytes of a file
 COMPRESSED = (".gz", ".bz2", ".xz")
 UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -38,92 +37,76 @@ class UnreadableError(ValueError):
     """A file or a row that is no text. In a folder, Tril leaves out the files that begin with such."""
 
 
-def kind_of(path: Path) -> Kind:
-    """How a file is read."""
-    name = path.name.lower()
-    for ending in COMPRESSED:
-        name = name.removesuffix(ending)
-    kind = KINDS.get(Path(name).suffix, "text")
-    if kind in ("text", "json"):
-        with (
-            contextlib.suppress(ValueError, RecursionError, EOFError, zlib.error, lzma.LZMAError),
-            open_file(path) as file,
-        ):
-            buffer: Any = file.buffer
-            if buffer.peek(4).startswith(b"PAR1"):
-                return "parquet"
-            line = file.readline(FIRST_LINE)
-            if line.startswith("{") and isinstance(json.loads(line), dict):
-                return "lines"
-    return kind
+def read_documents(name: str, path: Path, text_field: str) -> Iterator[Document]:
+    """The text of a file, or the text of each row of a table, "" for null. Empty lines are no rows.
+
+    Args:
+        name: of the document; rows have names such as "a.csv:3".
+        text_field: the field that holds the text of a row. In JSON, a text stands for an object with it.
+
+    Raises:
+        UnreadableError: a row cannot be read or has no text; the message names it, as in "a.csv: line 3".
+    """
+    with reading(path):
+        parse = parser_of(path)
+        if parse is None:
+            yield Document(name, read_text(path))
+            return
+        for number, (place, row) in enumerate(parse(path, text_field), start=1):
+            yield Document(f"{name}:{number}", text_of_row(row, text_field, place), is_row=True)
 
 
 def read_text(path: Path) -> str:
-    """The text of a file. Raises UnreadableError, as `read_rows`, in one line."""
+    """The text of a file, within `reading`."""
     if path.stat().st_size > LIMIT:
-        raise UnreadableError(f"{printable(path)} has more than {LIMIT} bytes, and is read as a whole; split it")
-    with reading(path), open_file(path) as file:
+        raise UnreadableError(f"more than {LIMIT} bytes, which are read as a whole; split it")
+    with open_file(path) as file:
         text = file.read()
     if "\0" in text:
-        raise UnreadableError(f"{printable(path)} is not text: it has a zero byte, as binary files have; leave it out")
+        raise UnreadableError("not text: it has a zero byte, as binary files have; leave it out")
     return text
 
 
-def read_rows(path: Path, kind: Kind, text_field: str) -> Iterator[str]:
-    """The text of each row of a table, in order; "" for null. Empty lines are no rows.
-
-    Args:
-        text_field: the field that holds it. In JSON, a text stands for an object with it.
-
-    Raises:
-        UnreadableError: a row cannot be read or has no text; the message names it, as in "a.csv, line 3".
-    """
-    number = 0
-    parse = {"lines": parse_lines, "json": parse_json, "csv": parse_csv, "parquet": parse_parquet}[kind]
-    try:
-        with reading(path):
-            for number, row in parse(path, text_field):  # noqa: B007 the message names it
-                yield text_of_row(row, text_field)
-    except RowError as error:
-        unit = "line" if kind in ("lines", "csv") else "row"
-        raise UnreadableError(f"{printable(path)}, {unit} {error.number or number} {error}") from error
+def parser_of(path: Path) -> Callable[[Path, str], Rows] | None:
+    """The function that reads a table; None: the file is text."""
+    name = path.name.lower()
+    for ending in COMPRESSED:
+        name = name.removesuffix(ending)
+    parse = PARSERS.get(Path(name).suffix)
+    if parse in (None, json_elements):
+        with contextlib.suppress(Exception), open_file(path) as file:  # reading the file says what is wrong with it
+            buffer: Any = file.buffer
+            if buffer.peek(4).startswith(b"PAR1"):
+                return parquet_rows
+            line = file.readline(FIRST_LINE)
+            if line.startswith("{") and isinstance(json.loads(line), dict):
+                return json_lines
+    return parse
 
 
-class RowError(ValueError):
-    """A row that cannot be read: the end of the sentence that begins with its place.
-
-    Args:
-        number: of the row; 0: the one that was read last.
-    """
-
-    def __init__(self, message: str, number: int = 0) -> None:
-        super().__init__(message)
-        self.number = number
-
-
-def parse_lines(path: Path, text_field: str) -> Iterator[tuple[int, Any]]:
-    """The rows of JSON lines, with the numbers of the lines, from 1."""
+def json_lines(path: Path, text_field: str) -> Rows:
     with open_file(path, newline="\n") as file:
         for number, line in enumerate(file, start=1):
             if line.strip():
-                yield number, loads(line, number)
+                yield f"line {number}", loads(line, f"line {number}")
 
 
-def parse_json(path: Path, text_field: str) -> Iterator[tuple[int, Any]]:
+def json_elements(path: Path, text_field: str) -> Rows:
     """The elements of a list, or one object."""
-    content = loads(read_text(path), 1)
-    yield from enumerate(content if isinstance(content, list) else [content], start=1)
+    content = loads(read_text(path), "row 1")
+    for number, element in enumerate(content if isinstance(content, list) else [content], start=1):
+        yield f"row {number}", element
 
 
-def loads(text: str, number: int) -> Any:
+def loads(text: str, place: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:  # such as a number of too many digits
-        raise RowError(f"is no JSON ({printable(error)}); correct it", number) from error
+        raise UnreadableError(f"{place} is no JSON ({printable(error)}); correct it") from error
 
 
-def parse_csv(path: Path, text_field: str) -> Iterator[tuple[int, dict[str, str]]]:
-    """The rows of a table with a header, with the number of the line where each ends.
+def csv_rows(path: Path, text_field: str) -> Rows:
+    """The rows of a table with a header, with the line where each ends.
 
     Fields are separated by commas, semicolons or tabs: by those of which the header has most.
     """
@@ -133,41 +116,47 @@ def parse_csv(path: Path, text_field: str) -> Iterator[tuple[int, dict[str, str]
         try:
             header = next(reader, [])
             for row in filter(None, reader):
+                place = f"line {reader.line_num}"
                 if len(row) != len(header):
-                    raise RowError(
-                        f"has {len(row)} fields, and the header has {len(header)}; correct it", reader.line_num
+                    raise UnreadableError(
+                        f"{place} has {len(row)} fields, and the header has {len(header)}; correct it"
                     )
-                yield reader.line_num, dict(zip(header, row, strict=True))
+                yield place, dict(zip(header, row, strict=True))
         except csv.Error as error:
-            raise RowError(f"is no CSV ({printable(error)}); correct it", reader.line_num) from error
+            raise UnreadableError(f"line {reader.line_num} is no CSV ({printable(error)}); correct it") from error
 
 
-def parse_parquet(path: Path, text_field: str) -> Iterator[tuple[int, dict[str, Any]]]:
+def parquet_rows(path: Path, text_field: str) -> Rows:
     from pyarrow.parquet import ParquetFile
 
     # without these options, pyarrow holds the compressed column of a whole row group
     with ParquetFile(path, buffer_size=1 << 20, pre_buffer=False) as table:
         columns = [text_field] if text_field in table.schema_arrow.names else None
         batches = table.iter_batches(PARQUET_ROWS, columns=columns, use_threads=False)
-        yield from enumerate(chain.from_iterable(batch.to_pylist() for batch in batches), start=1)
+        for number, row in enumerate(chain.from_iterable(batch.to_pylist() for batch in batches), start=1):
+            yield f"row {number}", row
 
 
-def text_of_row(row: Any, text_field: str) -> str:
+PARSERS: dict[str, Callable[[Path, str], Rows]] = {".json": json_elements, ".parquet": parquet_rows}
+PARSERS |= dict.fromkeys((".jsonl", ".ndjson", ".jsonlines"), json_lines) | dict.fromkeys((".csv", ".tsv"), csv_rows)
+
+
+def text_of_row(row: Any, text_field: str, place: str) -> str:
     """The text of a row; "" for null.
 
     Raises:
-        RowError: the row has no such field, or its value is not a string.
+        UnreadableError: the row has no such field, or its value is not a string.
     """
     row = {text_field: row} if isinstance(row, str) else row
     if not isinstance(row, dict):
-        raise RowError(f"is {printable(repr(row)[:40])}; a row is a JSON object, such as {{'text': ...}}")
+        raise UnreadableError(f"{place} is {printable(repr(row)[:40])}; rows are JSON objects, such as {{'text': ...}}")
     if text_field not in row:
         names = printable(", ".join(map(str, list(row)[:SHOWN_FIELDS]))) or "none"
-        raise RowError(f"has no field {text_field!r}; choose one with data.text_field=NAME: {names}")
+        raise UnreadableError(f"{place} has no field {text_field!r}; choose one with data.text_field=NAME: {names}")
     text = row[text_field]
     if not isinstance(text, str | None):
-        cause = f"has {type(text).__name__} in the field {text_field!r}, not text"
-        raise RowError(f"{cause}; choose another with data.text_field=NAME")
+        cause = f"{type(text).__name__} in the field {text_field!r}, not text"
+        raise UnreadableError(f"{place} has {cause}; choose another with data.text_field=NAME")
     return (text or "").encode("utf-8", "replace").decode()  # JSON can hold halves of surrogate pairs
 
 
@@ -186,15 +175,17 @@ def open_file(path: Path, newline: str = "") -> io.TextIOWrapper:
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Errors of reading a file become an UnreadableError of one line with its name."""
+    """Errors of reading a file become an UnreadableError of one line that starts with its name."""
     try:
         yield
+    except UnreadableError as error:
+        raise UnreadableError(f"{printable(path)}: {error}") from error
     except UnicodeDecodeError as error:
         remedy = "unpack it, convert it, e.g. iconv -f latin1 -t utf-8, or leave it out"
-        raise UnreadableError(f"{printable(path)} is not UTF-8 text ({error.reason}); {remedy}") from error
+        raise UnreadableError(f"{printable(path)}: not UTF-8 text ({error.reason}); {remedy}") from error
     except Exception as error:
         of_pyarrow = type(error).__module__.startswith("pyarrow")  # which is only imported for its files
         is_damage = of_pyarrow or isinstance(error, EOFError | zlib.error | lzma.LZMAError)
         if not is_damage and getattr(error, "errno", 0) is not None:  # of gzip, an OSError without a number
             raise
-        raise UnreadableError(f"{printable(path)} is damaged ({printable(error)}); copy or create it again") from error
+        raise UnreadableError(f"{printable(path)}: damaged ({printable(error)}); copy or create it again") from error

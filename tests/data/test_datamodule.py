@@ -61,8 +61,6 @@ def test_a_batch_of_many_times_the_text_is_refused_and_one_of_a_short_test_text_
 DOUBLED = [  # context_length, settings, and the length of the windows in each of ten steps
     (512, {}, [128] * 3 + [256] * 4 + [512] * 3),
     (512, {"double_length_at": [0.5]}, [256] * 5 + [512] * 5),
-    (512, {"double_length_at": []}, [512] * 10),
-    (300, {}, [150] * 7 + [300] * 3),
     (256, {}, [128] * 7 + [256] * 3),
 ]
 

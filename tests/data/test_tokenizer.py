@@ -64,9 +64,6 @@ EOT = {"id": 0, "content": "<|endoftext|>", "single_word": False, "lstrip": Fals
 EOT |= {"normalized": False, "special": True}
 VOCAB = {"<|endoftext|>": 0, "?": 1, "a": 2, "b": 3, "ab": 4}
 BPE = {"type": "BPE", "vocab": VOCAB, "merges": [["a", "b"]], "unk_token": "?"}
-WORDS = {"type": "WordLevel", "vocab": VOCAB, "unk_token": "?"}
-PIECES = {**WORDS, "type": "WordPiece", "continuing_subword_prefix": "##", "max_input_chars_per_word": 100}
-UNIGRAM = {"type": "Unigram", "vocab": [[token, -float(i)] for token, i in VOCAB.items()], "unk_id": 1}
 
 
 def state(model):
@@ -83,14 +80,9 @@ def test_a_file_that_is_no_tokenizer_is_one_line(tmp_path, content):
     assert "\n" not in str(error.value) and len(str(error.value)) < 600
 
 
-@pytest.mark.parametrize("model", [BPE, WORDS, PIECES, UNIGRAM])
-def test_files_of_every_kind_of_model_are_read(model):
-    assert load_tokenizer(state(model)).encode("a\u6f22", add_special_tokens=False).ids != []
-
-
 def test_ids_must_be_rows_of_the_model():
     check_ids(load_tokenizer(state(BPE)), 5)
-    with pytest.raises(ValueError, match="the tokenizer's 5 tokens exceed the model's vocab_size=4; use the tokenizer"):
+    with pytest.raises(ValueError, match="5 tokens .* vocab_size=4"):
         check_ids(load_tokenizer(state(BPE)), 4)
 
 
