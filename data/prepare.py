@@ -139,6 +139,7 @@ def prepare(
         tokenizer = build(config, tqdm(texts, "training the tokenizer", unit=" pieces", **PROGRESS))
         (folder / TOKENIZER).write_bytes(tokenizer.to_str(pretty=True).encode())  # `tokenizer.save` raises Exception
         vocab_size, eot_id = n_ids(tokenizer), tokenizer.token_to_id(config.eot)
+        assert eot_id is not None
         dtype = np.dtype(np.uint16 if vocab_size <= MAX_UINT16_VOCAB else np.uint32)
         with (folder / TOKENS).open("wb") as file:
             counts = {

@@ -118,9 +118,10 @@ def n_ids(tokenizer: Tokenizer) -> int:
     return max(tokenizer.get_vocab().values()) + 1
 
 
-def unknown_id(tokenizer: Tokenizer) -> int | None:
-    """The id that stands for what the tokenizer does not know, if it has one."""
-    return tokenizer.token_to_id(getattr(tokenizer.model, "unk_token", None) or "")
+def unknown_id(tokenizer: Tokenizer) -> int:
+    """The id that stands for what the tokenizer does not know; -1: it has none."""
+    i = tokenizer.token_to_id(getattr(tokenizer.model, "unk_token", None) or "")
+    return -1 if i is None else i
 
 
 def check_ids(tokenizer: Tokenizer, vocab_size: int) -> None:
