@@ -66,12 +66,14 @@ class Setting:
 
     Attributes:
         key: dotted, as on the command line.
+        default: a plain value; MISSING: it has none.
         choices: the valid values, if they are listed.
         common, needs, escapes: see `setting`.
         kinds: the classes of its values, and of what they hold: str, list, NoneType, ...
     """
 
     key: str
+    default: Any
     help: str
     choices: tuple = ()
     common: bool = False
@@ -87,8 +89,14 @@ def declared(group: type, prefix: str = "") -> Iterator[Setting]:
         if (inner := group_of(field.annotation)) is not None:
             yield from declared(inner, key)
         else:
-            kinds, choices = kinds_of(field.annotation), choices_of(field.annotation)
-            yield Setting(key, field.description or "", choices, **extra_of(field), kinds=kinds)
+            choices, kinds = choices_of(field.annotation), kinds_of(field.annotation)
+            yield Setting(key, default_of(field), field.description or "", choices, **extra_of(field), kinds=kinds)
+
+
+def default_of(field: FieldInfo) -> Any:
+    """A plain value; MISSING: the field has no default."""
+    default = field.get_default(call_default_factory=True)
+    return MISSING if default is PydanticUndefined else plain(default)
 
 
 def extra_of(field: FieldInfo) -> dict[str, Any]:
@@ -98,9 +106,7 @@ def extra_of(field: FieldInfo) -> dict[str, Any]:
 
 def defaults(group: type) -> dict[str, Any]:
     """The defaults of a group as nested plain values; MISSING for a setting that has none."""
-    fields = group.__pydantic_fields__.items()
-    values = {name: field.get_default(call_default_factory=True) for name, field in fields}
-    return {name: MISSING if value is PydanticUndefined else plain(value) for name, value in values.items()}
+    return {name: default_of(field) for name, field in group.__pydantic_fields__.items()}
 
 
 def build(group: type, values: Mapping[str, Any], prefix: str = "") -> Any:
