@@ -12,6 +12,11 @@ python train.py debug=true                         20 steps of everything, on li
 python train.py init_from=hf:FOLDER                start from other weights, see docs/weights.md
 """
 
+from tril.scripts.cli import interrupt
+
+if __name__ == "__main__":
+    interrupt.begin()
+
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -121,10 +126,10 @@ def run(own: TrainCommand, composed: Composed, *, one_process: bool = False) -> 
             trainer = build_trainer(config, run.folder, passes=passes, **of_run)
             torch.manual_seed(config.seed_for(f"dropout/{rank}" if (rank := trainer.global_rank) else "dropout"))
             module = steps.build_module(config, model, data, lineage)
-        settings = config.to_dict()
+        before, settings = run.settings if checkpoint else None, config.to_dict()
         steps.start_run(run, settings)
         print(describe(trainer, module, data), flush=True)
-        with steps.ending(run, in_process=one_process):
+        with steps.ending(run, before, in_process=one_process):
             path, settings = checkpoint and checkpoint.path, settings | {"code": code_version()}
             fit(trainer, module, data, checkpoint=path, settings=settings, sample=shell_command("sample"))
     return run

@@ -5,6 +5,11 @@ causality certificate. Before it gets its name, `transformers` loads it, and its
 those of Tril. llama.cpp's own converter makes a GGUF file of it, see docs/weights.md.
 """
 
+from tril.scripts.cli import interrupt
+
+if __name__ == "__main__":
+    interrupt.begin()
+
 from pathlib import Path
 from typing import Literal
 

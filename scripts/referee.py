@@ -5,6 +5,11 @@ budget is spent. The exit status is 0 (better), 1 (worse or equal), 3 (undecided
 continues, in the folder below multirun/ that `train.py -m` has for the keys in which the two differ.
 """
 
+from tril.scripts.cli import interrupt
+
+if __name__ == "__main__":
+    interrupt.begin()
+
 import shlex
 import sys
 import time

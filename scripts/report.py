@@ -4,6 +4,11 @@ The sweep may still be running. Prints the differences from the baseline; report
 results.csv has a row for each variant and runs.csv one for each run, both with all digits.
 """
 
+from tril.scripts.cli import interrupt
+
+if __name__ == "__main__":
+    interrupt.begin()
+
 from pydantic.dataclasses import dataclass
 
 from tril.data.settings import setting, strict_settings

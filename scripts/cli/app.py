@@ -27,6 +27,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from tril.data.config import SOURCES, DataConfig
 from tril.data.settings import Setting, build, declared, defaults, nearest
+from tril.scripts.cli import interrupt
 from tril.scripts.cli.config import CONFIGS, FOLDER, GROUPS, TrainCommand, known_settings, options_of, refuse_unused
 from tril.scripts.cli.errors import UserError, exit_with_one_line, unknown_setting, unreadable, user_errors
 
@@ -127,6 +128,7 @@ def command(
         @functools.wraps(task)
         def main() -> object:
             gc.set_threshold(COLLECTION_THRESHOLD)
+            interrupt.end()
             with exit_with_one_line():
                 words = [word for word in sys.argv[1:] if word not in HELP | GRID]
                 if asked := HELP & {*sys.argv[1:]}:

@@ -6,6 +6,7 @@ import sys
 from importlib.metadata import version
 
 from tril.data.settings import nearest
+from tril.scripts.cli import interrupt
 from tril.scripts.cli.errors import CONSOLE
 
 COMMANDS = {
@@ -32,6 +33,7 @@ def main() -> None:
         print(f"tril {version('tril')}")
     elif name in COMMANDS:
         os.environ[CONSOLE] = "tril"
+        interrupt.begin()
         module = importlib.import_module("tril.train" if name == "train" else f"tril.scripts.{name}")
         sys.argv = [str(module.__file__), *arguments]  # with which Lightning starts the other processes of a run
         module.main()

@@ -247,10 +247,11 @@ def build_module(
 
 
 @contextlib.contextmanager
-def ending(run: Run, *, in_process: bool) -> Iterator[None]:
+def ending(run: Run, before: Mapping[str, Any] | None, *, in_process: bool) -> Iterator[None]:
     """Says in one line why training ends before its last step.
 
     Args:
+        before: settings that config.yaml keeps if the run does not start; None: it is a new run.
         in_process: raise KeyboardInterrupt after a signal, and not SystemExit.
 
     Raises:
@@ -275,6 +276,8 @@ def ending(run: Run, *, in_process: bool) -> Iterator[None]:
         remedy = f"continue with resume={run.folder}" if runs.is_resumable(run.folder) else "start again"
         raise UserError(f"{message_of(error)}; mend the cause, such as a full disk, and {remedy}") from error
     except (RunRefused, MemoryError, NonFiniteError) as error:
+        if isinstance(error, RunRefused) and before is not None:
+            write_settings(run, before)
         if isinstance(error, NonFiniteError) and process_rank() > 0:  # all processes raise it, one says so
             sys.exit()  # Lightning kills rank 0 when another rank ends with another status
         raise UserError(str(error)) from error
