@@ -28,7 +28,7 @@ from tril.data.settings import build, setting, strict_settings
 from tril.model.runs import find_checkpoint, run_folder
 from tril.scripts.cli.app import Composed, command
 from tril.scripts.cli.config import refuse_unused
-from tril.scripts.cli.errors import fail, user_errors, writable
+from tril.scripts.cli.errors import check_writable, fail, user_errors, writable
 
 if TYPE_CHECKING:
     from tril.model.causality.model import Model
@@ -102,7 +102,8 @@ def main(settings: CertifyCommand, composed: Composed) -> None:
             choose_compile(settings.compile, device)
         with user_errors():
             fresh = Path("outputs/causality", Path(model.name).name.replace(":", "-"))
-            folder = writable(settings.out or (run_folder(path) if path else fresh), "out")
+            folder = Path(settings.out or (run_folder(path) if path else fresh))
+            check_writable(folder, "out")  # before minutes of checks
         gpt: Any = model.function
         variants = module_variants(model)
         if settings.hf is None and settings.call is None:
@@ -116,7 +117,7 @@ def main(settings: CertifyCommand, composed: Composed) -> None:
         if stored is not None and certificate.passed:
             with certificate.running():
                 check_stored_step(certificate, gpt, stored)
-        write_json(folder / "causality.json", certificate.to_dict() | origin)
+        write_json(writable(folder, "out") / "causality.json", certificate.to_dict() | origin)
     except ModelError as error:
         fail(error, status=3)
     else:

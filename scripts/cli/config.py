@@ -68,7 +68,7 @@ class TrainCommand:
         "the hub, or nanogpt:FILE",
     )
     minutes: float | None = setting(
-        None, "time of the run: chooses the size of the model and the steps, if they are not typed", gt=0, lt=1e5
+        None, "time limit of the run; Tril chooses the model's size and the steps unless you set them", gt=0, lt=1e5
     )
 
 
