@@ -67,6 +67,15 @@ class State:
         return largest_change(self.model(self.ids), self.model(self.ids)).max().item()
 
     @functools.cached_property
+    @torch.no_grad()
+    def mixes_rows(self) -> bool:
+        """Whether other rows change the rounding of a text, as where experts compute all tokens together."""
+        shape = self.model.batch_size or 4, self.ids.shape[1]
+        batches = (torch.cat([self.ids[:1], self.texts.draw(*shape)[1:]]) for _ in range(8))
+        first, *others = (self.model(ids)[0] for ids in batches)
+        return any(not torch.equal(first, other) for other in others)
+
+    @functools.cached_property
     def twin(self) -> "tuple[Model | None, str]":
         """The same function in float64, where rounding disappears and a leak does not; else why there is none."""
         try:
@@ -84,8 +93,8 @@ class State:
         coarse = (LOW_COARSE if model.is_low else COARSE) * self.scale
         if self.exact and claim.visible is not None:
             if model.is_low or self.bound is not None:  # nothing decides about a model that is exact as far as is known
-                few = 0.0 if model.exact else (2 * LOW_EPS if model.is_low else UNITS * EPS) * self.scale
-                return max(noise, few), False
+                few = 2 * LOW_EPS * self.mixes_rows if model.is_low else UNITS * EPS
+                return max(noise, 0.0 if model.exact or not size else few * self.scale), False
             if not size <= units:
                 return noise, False
         if self.bound is not None:

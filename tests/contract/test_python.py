@@ -91,6 +91,7 @@ def test_the_installed_wheel_trains_and_samples_beside_a_foreign_model(once, tex
     paths = {"PYTHONPATH": str(site), "TRIL_CACHE": str(tmp_path / "cache")}
     options = {"cwd": tmp_path, "env": os.environ | paths, "text": True, "timeout": 240}
     subprocess.check_output([site / "bin" / "tril", *training], **options)
-    code = "import tril.model as m; print(m.__file__); from tril.scripts.cli.console import main; main()"
-    file, text = subprocess.check_output([sys.executable, "-P", "-c", code, *sampling], **options).split("\n", 1)
+    code = "import runpy, sys, tril.model as m; print(m.__file__); runpy.run_path(sys.argv.pop(1), run_name='__main__')"
+    command = [sys.executable, "-P", "-c", code, site / "bin" / "tril", *sampling]
+    file, text = subprocess.check_output(command, **options).split("\n", 1)
     assert file.startswith(str(site)) and text.startswith("A red") and len(text) > len("A red\n")

@@ -121,7 +121,9 @@ def test_a_run_whose_time_is_over_is_the_one_of_its_recorded_steps(tmp_path, tex
     assert timed["tril"]["settings"] == whole["tril"]["settings"] and timed["global_step"] == 16
     for name, weight in whole["state_dict"].items():
         assert torch.equal(timed["state_dict"][name], weight), name
-    assert run("train", "resume=timed run", cwd=tmp_path).stdout.endswith("finished its 16 steps; it is unchanged\n")
+    assert run("train", "resume=timed run", cwd=tmp_path).stdout.endswith(
+        " at step 16 by trainer.max_steps; it is unchanged\n"
+    )
 
 
 @pytest.mark.parametrize(
