@@ -107,7 +107,7 @@ def gradients(model: Model, ids: Tensor, queries: Tensor) -> Tensor | None:
     Each row of a batch carries one output, so one backward pass computes as many products with the Jacobian. None
     for a function, for compiled code, where the model looks up no ids, and without backward pass.
     """
-    if model.module is None or any(isinstance(m, torch._dynamo.OptimizedModule) for m in model.module.modules()):
+    if model.module is None or any(hasattr(part, "_orig_mod") for part in model.module.modules()):
         return None
     rows, generator = [], torch.Generator().manual_seed(0)
     for part in queries.split(model.batch_size or len(queries)):

@@ -190,12 +190,17 @@ class Float64Mode(TorchFunctionMode):
             return func(*args, **kwargs)
         if name in ("float", "half", "bfloat16"):  # these methods take no dtype
             return args[0].double()
-        return tree_map(_raised, func(*tree_map(_raised, args), **tree_map(_raised, kwargs)))
+        return raised(func(*raised(args), **{key: raised(value) for key, value in kwargs.items()}))
 
 
-def _raised(value: object) -> object:
-    if isinstance(value, Tensor) and value.dtype in LOWER:
-        return value.double()
+def raised(value: Any) -> Any:
+    """The value with float64 for every lower dtype, also in nested containers."""
+    if isinstance(value, Tensor):
+        return value.double() if value.dtype in LOWER else value
+    if type(value) in (tuple, list):  # which tree_map takes ten times as long for
+        return type(value)(map(raised, value))
+    if isinstance(value, tuple | dict) and not isinstance(value, torch.Size):
+        return tree_map(raised, value)
     return torch.float64 if isinstance(value, torch.dtype) and value in LOWER else value
 
 
