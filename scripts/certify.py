@@ -82,6 +82,10 @@ def main(settings: CertifyCommand, composed: Composed) -> None:
         models += [f"{key}={value}" for key, value in composed.given.items() if models and key.startswith("model")]
         if len(models) > 1:
             raise ValueError(f"{' and '.join(models)} name several models; keep one")
+        if not models and not any(key.partition(".")[0] == "model" for key in composed.given):
+            raise ValueError(
+                "no model is named; give ckpt=latest, model=nano, hf=FOLDER or call=package.module:function"
+            )
         path = find_checkpoint(settings.ckpt) if settings.ckpt is not None else None
     keep_compiled_code()
     # Importing torch takes a second, so wrong settings are reported before.

@@ -128,6 +128,7 @@ REFUSED = [
     ("certify call=os:sep vocab_size=3 context_length=4", "os:sep", "callable"),
     ("certify call=not_there:f vocab_size=3 context_length=4", "not_there:f", ""),
     ("certify hf={files}/text.txt", "text.txt", ""),
+    ("certify", "ckpt=latest", "model=nano"),
     ("certify context_length=3", "context_length", "call"),
     ("certify model.pos=learned model.rope_base=5", "model.rope_base=5", "model.pos=rope"),
     ("report dir={run}", "single run", "dir="),
