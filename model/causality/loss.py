@@ -225,20 +225,31 @@ def modes(model: nn.Module | None) -> Iterator[str]:
 
 
 @contextlib.contextmanager
+def restored_modes(module: nn.Module | None) -> Iterator[None]:
+    """Restores the mode of every submodule after the block."""
+    training = {} if module is None else {part: part.training for part in module.modules()}
+    try:
+        yield
+    finally:
+        for part, mode in training.items():
+            part.training = mode
+
+
+@contextlib.contextmanager
 def restored(model: nn.Module | None) -> Iterator[None]:
     """Restores parameters, buffers, gradients and modes of the model, and the random state, after the block."""
-    modules = [] if model is None else [(part, part.training, part._buffers) for part in model.modules()]
+    modules = [] if model is None else [(part, part._buffers) for part in model.modules()]
     parameters = [] if model is None else [(p, p.detach().clone(), p.grad) for p in model.parameters()]
     for p, _, _ in parameters:
         p.grad = None
-    for part, _, buffers in modules:
+    for part, buffers in modules:
         part._buffers = {name: None if b is None else b.clone() for name, b in buffers.items()}
     try:
-        with same_random_numbers(parameters[0][0].device if parameters else torch.device("cpu")):
+        with same_random_numbers(parameters[0][0].device if parameters else torch.device("cpu")), restored_modes(model):
             yield
     finally:
-        for part, training, buffers in modules:
-            part.training, part._buffers = training, buffers
+        for part, buffers in modules:
+            part._buffers = buffers
         with torch.no_grad():
             for p, value, gradient in parameters:
                 p.copy_(value)  # in place: compiled code may know its address

@@ -44,7 +44,8 @@ def locate(model: Model, claim: Claim, change: Tensor, bound: float) -> tuple[st
     one, other = (x[row : row + 1].repeat(n, 1) for x in (claim.ids, claim.other))
     same, length = model(one, seed=claim.seed), one.shape[1]
     effect = lambda other: largest_change(model(other, seed=claim.seed), same)[0].cpu()  # noqa: E731  (T,)
-    compared = torch.ones(length, dtype=torch.bool) if claim.compared is None else claim.compared[row]
+    assert claim.compared is not None  # a claim about hidden tokens says which outputs do not see them
+    compared = claim.compared[row]
     alone = effect(other).masked_fill(~compared, 0.0)
     if len(claim.ids) > 1 and not alone.max() > bound:
         rest = torch.where((torch.arange(len(claim.ids)) == row)[:, None], claim.ids, claim.other)

@@ -9,7 +9,7 @@ from lightning import Callback, Trainer
 from tril.model.atomic_files import write_json
 from tril.model.causality.certificate import Certificate
 from tril.model.causality.claims import Result
-from tril.model.causality.loss import restored
+from tril.model.causality.loss import restored, restored_modes
 from tril.model.causality.model import randomize
 from tril.model.causality.step import ROWS, Step, check_step, check_weights, check_windows
 from tril.model.training.module import TrainingModule
@@ -50,7 +50,7 @@ class CausalityCheck(Callback):
             return
         is_last = trainer.should_stop or trainer.global_step >= trainer.max_steps
         step, later = step_of(pl_module, trainer), Certificate("")
-        with later.running(), restored(pl_module.model):
+        with later.running(), restored_modes(pl_module):
             check_weights(later, step, ROWS if is_last else min(ROWS, step.batch_size), trainer.global_step)
         self.certificate.results = self.before + later.results
         self.certificate.seconds += later.seconds
