@@ -42,19 +42,19 @@ def main(settings: EvaluateConfig, composed: Composed) -> None:
         if source is not None:
             refuse_unused([("data", source), ("data", source.source)], composed.given)
     from tril.model.evaluation.subject import Subject, evaluate_texts
-    from tril.model.evaluation.task_model import run_tasks
+    from tril.model.interop.tasks import run_tasks
     from tril.model.training.hardware import use_device
 
-    name = "evaluation"
     with user_errors():
-        subjects = [Subject.of(path, use_device(settings.device)) for path in paths]
-        first = subjects[0]
+        device = use_device(settings.device)
+        subjects = [Subject.of(path, device) for path in paths]
         if settings.tasks is not None:
-            name, (report, text) = "tasks", run_tasks(first.lm, settings)
+            name, result = "tasks", run_tasks(subjects[0].checkpoint, settings, device)
         else:
-            report, text = evaluate_texts(subjects, source, settings.part)
+            name, result = "evaluation", evaluate_texts(subjects, source, settings.part)
+    report, text = result
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / f"{name}.json", first.describe() | report)
+    write_json(folder / f"{name}.json", subjects[0].describe() | report)
     print(f"{text}\n{folder}: {name}.json", flush=True)
 
 

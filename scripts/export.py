@@ -1,8 +1,8 @@
-"""Writes a model for Hugging Face transformers:  python scripts/export.py ckpt=latest to=hf out=FOLDER
+"""Writes any model for Hugging Face transformers:  python scripts/export.py ckpt=latest to=hf out=FOLDER
 
-The folder is for AutoModelForCausalLM and AutoTokenizer: a GPT-2, Llama or Qwen3 class, without custom code, and the
-causality certificate. Before it gets its name, `transformers` loads it, and its logits and token ids are compared with
-those of Tril. llama.cpp's own converter makes a GGUF file of it, see docs/weights.md.
+The folder is for AutoModelForCausalLM and AutoTokenizer, with the causality certificate: a GPT-2, Llama or Qwen3 class
+for a model that it expresses, else code that imports tril, for trust_remote_code=True. Before the folder gets its name,
+`transformers` loads it, and its logits and token ids are compared with those of Tril. See docs/weights.md.
 """
 
 from tril.scripts.cli import interrupt

@@ -56,7 +56,8 @@ def test_imports_go_one_way():
                 lower, higher = (ROOMS.index(within(each, ROOMS)[-1]) for each in (name, module))
                 assert lower <= higher or module == "model.__init__", message  # which names what it imports on use
             assert within(module, ONLY_IN.get(library, (module,))), message
-            assert library not in (*LAZY, *POSIX) or not at_top, f"{message} at its top level"
+            is_lazy = not at_top or module == "model.interop.modeling_tril"  # which transformers imports
+            assert library not in (*LAZY, *POSIX) or is_lazy, f"{message} at its top level"
             assert library != "tests", message
         if module != "scripts.certify":  # call= imports from the user's working directory
             assert "sys.path." not in path.read_text("utf-8"), path

@@ -6,8 +6,8 @@ is not imported. Llama and Qwen3 rotate the same halves of a head as GPT. What o
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from pydantic import ValidationError
@@ -16,30 +16,16 @@ from torch import Tensor
 from tril.data.settings import explain, typed
 from tril.model.gpt import GPT, GPTConfig
 
-REQUIRED = ...  # the default of a key that a config must have
 RMSNORM_EPS, LAYERNORM_EPS = torch.finfo(torch.float32).eps, 1e-5  # torch's defaults, of norm_eps=None
-# Theirs -> ours. Of several names for one activation, the first is written.
-GELUS = {"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "gelu": "gelu_erf", "relu": "relu", "relu2": "relu2"}
 TRAINING_ONLY = {"init", "backend", "checkpoint_activations", "embd_dropout", "attn_dropout", "resid_dropout"}
 ROPE = ("rope_parameters", "rope_scaling")  # objects of versions 5 and 4 of transformers with more keys
+SIZES = ("vocab_size", "context_length", "n_layers", "dim", "n_heads", "mlp_hidden")  # GPT-2 computes the last one
+DROPOUT = "embd_dropout attn_dropout resid_dropout"
 QKV = ("q_proj", "k_proj", "v_proj")
 HEAD, EMBED, THEIR_HEAD = "head.weight", "embed.weight", "lm_head.weight"
 TABLES = re.compile(r".*\.(attn\.bias|attn\.masked_bias|rotary_emb\.inv_freq)")  # tensors that follow from the config
-
-
-class Key(NamedTuple):
-    """A key of a config.
-
-    Attributes:
-        field: of GPTConfig; None: it has none, so only the default can be expressed.
-        default: of the class; REQUIRED: none.
-        names: theirs -> ours, if the values have other names.
-    """
-
-    name: str
-    field: str | None
-    default: Any = REQUIRED
-    names: dict[str, str] = {}
+NO_CODE = {"auto_map": None, "quantization_config": None}  # keys of weights or code that no class here has
+PLAIN_BLOCKS = {"key_offset": False, "embed_skip": False, "value_embed": False}  # fields that no class has
 
 
 @dataclass(frozen=True)
@@ -47,14 +33,20 @@ class Architecture:
     """A class of another library.
 
     Attributes:
-        keys: of its config.
+        sizes: the keys of its config that are the fields SIZES; it has no default for them.
+        optional: other keys -> the field, or several, and the default of the class.
+        only: keys for which GPT has no field -> the value that it computes with, which is the default.
+        activation: the key of the activation, its default, and the values -> `mlp`; the first of several is written.
         fixed: fields of GPTConfig that it has with this value only.
         modules: its modules -> the modules of GPT whose parameters they concatenate; {} is the number of a block.
         transposed: ends of the names of modules whose matrices are (in, out).
     """
 
     class_name: str
-    keys: tuple[Key, ...]
+    sizes: tuple[str, ...]
+    optional: dict[str, tuple[str, Any]]
+    only: dict[str, Any]
+    activation: tuple[str, str, dict[str, str]]
     fixed: dict[str, Any]
     modules: Mapping[str, tuple[str, ...]]
     transposed: tuple[str, ...] = ()
@@ -68,31 +60,24 @@ class Architecture:
                     yield f"{module.format(i)}.{kind}", names, kind == "weight" and module.endswith(self.transposed)
 
 
-PLAIN_BLOCKS = {"key_offset": False, "embed_skip": False, "value_embed": False}  # which no class has
-# Keys of weights or code that no class here has.
-CUSTOM = (Key("auto_map", None, None), Key("quantization_config", None, None))
-
-
 def _blocks(theirs: str, modules: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
     return {f"{theirs}.{{}}.{name}": tuple(f"blocks.{{}}.{n}" for n in ours.split()) for name, ours in modules.items()}
 
 
 _GPT2 = Architecture(
     "GPT2LMHeadModel",
-    keys=(
-        Key("vocab_size", "vocab_size"),
-        Key("n_positions", "context_length"),
-        Key("n_layer", "n_layers"),
-        Key("n_embd", "dim"),
-        Key("n_head", "n_heads"),
-        Key("n_inner", "mlp_hidden", None),
-        Key("activation_function", "mlp", "gelu_new", GELUS),
-        Key("layer_norm_epsilon", "norm_eps", LAYERNORM_EPS),
-        Key("tie_word_embeddings", "tie_embeddings", True),
-        *(Key(f"{name}_pdrop", f"{name}_dropout", 0.1) for name in ("embd", "attn", "resid")),
-        Key("scale_attn_weights", None, True),
-        Key("scale_attn_by_inverse_layer_idx", None, False),
-        Key("add_cross_attention", None, False),
+    sizes=("vocab_size", "n_positions", "n_layer", "n_embd", "n_head"),
+    optional={
+        "n_inner": ("mlp_hidden", None),
+        "layer_norm_epsilon": ("norm_eps", LAYERNORM_EPS),
+        "tie_word_embeddings": ("tie_embeddings", True),
+        **{f"{name.removesuffix('dropout')}pdrop": (name, 0.1) for name in DROPOUT.split()},
+    },
+    only={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
+    activation=(
+        "activation_function",
+        "gelu_new",
+        {"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "gelu": "gelu_erf", "relu": "relu", "relu2": "relu2"},
     ),
     fixed={"pos": "learned", "norm": "layernorm", "bias": True, "qk_norm": "none"},
     modules={
@@ -108,39 +93,31 @@ _GPT2 = Architecture(
 )
 NANOGPT = Architecture(
     "nanoGPT",
-    keys=(
-        Key("vocab_size", "vocab_size"),
-        Key("block_size", "context_length"),
-        *_GPT2.keys[2:5],
-        Key("bias", "bias", True),  # which old checkpoints do not have
-        *(Key("dropout", f"{name}_dropout", 0.0) for name in ("embd", "attn", "resid")),
-    ),
-    fixed={"pos": "learned", "norm": "layernorm", "qk_norm": "none", "mlp": "gelu_erf", "tie_embeddings": True},
+    sizes=("vocab_size", "block_size", "n_layer", "n_embd", "n_head"),
+    optional={"bias": ("bias", True), "dropout": (DROPOUT, 0.0)},  # old checkpoints have no bias
+    only={},
+    activation=("activation", "gelu", {"gelu": "gelu_erf"}),  # no checkpoint has this key
+    fixed={"pos": "learned", "norm": "layernorm", "qk_norm": "none", "tie_embeddings": True},
     modules=_GPT2.modules,
 )
 _LLAMA = Architecture(
     "LlamaForCausalLM",
-    keys=(
-        Key("vocab_size", "vocab_size"),
-        Key("max_position_embeddings", "context_length"),
-        Key("num_hidden_layers", "n_layers"),
-        Key("hidden_size", "dim"),
-        Key("num_attention_heads", "n_heads"),
-        Key("num_key_value_heads", "n_kv_heads", None),
-        Key("head_dim", "head_dim", None),
-        Key("intermediate_size", "mlp_hidden"),
-        Key("hidden_act", "mlp", "silu", {"silu": "swiglu"}),
-        Key("rms_norm_eps", "norm_eps", 1e-6),
-        Key("tie_word_embeddings", "tie_embeddings", False),
-        Key("attention_dropout", "attn_dropout", 0.0),
-        Key("rope_theta", "rope_base", 1e4),
-        Key("rope_type", None, "default"),
-        Key("type", None, "default"),
-        Key("partial_rotary_factor", None, 1.0),
-        Key("pretraining_tp", None, 1),
-        Key("mlp_bias", "bias", False),
-        Key("attention_bias", "bias", False),
+    sizes=(
+        *("vocab_size", "max_position_embeddings", "num_hidden_layers", "hidden_size", "num_attention_heads"),
+        "intermediate_size",
     ),
+    optional={
+        "num_key_value_heads": ("n_kv_heads", None),
+        "head_dim": ("head_dim", None),
+        "rms_norm_eps": ("norm_eps", 1e-6),
+        "tie_word_embeddings": ("tie_embeddings", False),
+        "attention_dropout": ("attn_dropout", 0.0),
+        "rope_theta": ("rope_base", 1e4),
+        "mlp_bias": ("bias", False),
+        "attention_bias": ("bias", False),
+    },
+    only={"rope_type": "default", "type": "default", "partial_rotary_factor": 1.0, "pretraining_tp": 1},
+    activation=("hidden_act", "silu", {"silu": "swiglu"}),
     fixed={"pos": "rope", "norm": "rmsnorm", "qk_norm": "none"},
     modules={
         "model.embed_tokens": ("embed",),
@@ -151,53 +128,39 @@ _LLAMA = Architecture(
         "lm_head": ("head",),
     },
 )
-_QWEN3 = Architecture(
-    "Qwen3ForCausalLM",
-    keys=(
-        *(key for key in _LLAMA.keys if key.name not in ("head_dim", "mlp_bias", "attention_bias")),
-        Key("head_dim", "head_dim", 128),
-        Key("attention_bias", None, False),
-    ),
+_QWEN3 = replace(
+    _LLAMA,
+    class_name="Qwen3ForCausalLM",
+    optional={key: row for key, row in _LLAMA.optional.items() if row[0] != "bias"} | {"head_dim": ("head_dim", 128)},
+    only=_LLAMA.only | {"attention_bias": False},
     fixed=_LLAMA.fixed | {"qk_norm": "rmsnorm", "bias": False},
-    modules=_LLAMA.modules,
 )
 HUGGING_FACE = {"gpt2": _GPT2, "llama": _LLAMA, "qwen3": _QWEN3}  # by model_type
 
 
-def model_type(config: GPTConfig) -> str:
-    """The key of HUGGING_FACE that may express a model; `write_config` says whether it does."""
-    if config.pos == "learned":
-        return "gpt2"
-    return "qwen3" if config.qk_norm == "rmsnorm" else "llama"
+def write_config(config: GPTConfig) -> dict[str, Any] | None:
+    """The config.json of the class that expresses a model; None: no class does.
 
-
-def write_config(config: GPTConfig) -> dict[str, Any]:
-    """The config.json of a model. Dropout that the class does not have is left out, as it is for training only.
-
-    Raises:
-        ValueError: names every field that gets lost, because the class cannot express it.
+    Dropout that the class does not have is left out, as it is for training only.
     """
-    kind, written = model_type(config), _effective(config)
-    architecture = HUGGING_FACE[kind]
-    values: dict[str, Any] = {"model_type": kind, "architectures": [architecture.class_name]}
-    for key in architecture.keys:
-        if key.field is not None:
-            names = {ours: theirs for theirs, ours in reversed(key.names.items())}
-            value = names.get(written[key.field]) if names else written[key.field]
-            values[key.name] = key.default if value is None else value
-    if kind == "qwen3":
-        window = written["window"]
-        values |= {"use_sliding_window": window is not None, "sliding_window": window, "max_window_layers": 0}
-        values["layer_types"] = ["full_attention" if window is None else "sliding_attention"] * config.n_layers
-    if config.n_heads == 0 or config.mlp == "none":
-        wrong = [f"model.n_heads={config.n_heads} must be at least 1, and model.mlp={config.mlp} another one"]
-    else:
-        read = _effective(read_config(architecture, values))
-        lost = [name for name in written if name not in TRAINING_ONLY and read[name] != written[name]]
-        wrong = [f"model.{name}={typed(written[name])} must be {typed(read[name])}" for name in lost]
-    if wrong:
-        raise ValueError(f"{architecture.class_name} cannot express the model: {'; '.join(wrong)}")
-    return values
+    fields = _effective(config)
+    for kind, architecture in HUGGING_FACE.items():
+        values: dict[str, Any] = {"model_type": kind, "architectures": [architecture.class_name]}
+        values |= {key: fields[field] for key, field in zip(architecture.sizes, SIZES, strict=False)}
+        values |= {key: fields[field] for key, (field, _) in architecture.optional.items()}
+        name, _, activations = architecture.activation
+        values[name] = next((theirs for theirs, ours in activations.items() if ours == fields["mlp"]), None)
+        if kind == "qwen3":
+            window = fields["window"]
+            values |= {"use_sliding_window": window is not None, "sliding_window": window, "max_window_layers": 0}
+            values["layer_types"] = ["full_attention" if window is None else "sliding_attention"] * config.n_layers
+        try:
+            read = _effective(read_config(architecture, values))
+        except ValueError:
+            continue
+        if config.n_heads > 0 and all(read[name] == fields[name] for name in fields.keys() - TRAINING_ONLY):
+            return values
+    return None
 
 
 def _effective(config: GPTConfig) -> dict[str, Any]:
@@ -222,22 +185,24 @@ def read_config(architecture: Architecture, values: Mapping[str, Any]) -> GPTCon
     Raises:
         ValueError: names every key that GPTConfig cannot express, or that is missing.
     """
-    values, problems = dict(values), []
+    values = dict(values)
     for name in ROPE:
         rope = values.get(name) or {}
         values |= rope if isinstance(rope, dict) else {"rope_type": rope}
+    problems = [f"{key} is missing" for key in architecture.sizes if values.get(key) is None]
     fields: dict[str, Any] = architecture.fixed | PLAIN_BLOCKS
-    for key in (*architecture.keys, *CUSTOM):
-        value = values.get(key.name, key.default)
-        if key.default is REQUIRED and value in (REQUIRED, None):
-            problems.append(f"{key.name} is missing")
-        elif key.names and value not in list(key.names):
-            problems.append(f"{key.name}={typed(value)} must be one of {', '.join(key.names)}")
-        else:
-            value = key.names[value] if key.names else value
-            expected = key.default if key.field is None else fields.setdefault(key.field, value)
-            if value != expected:
-                problems.append(f"{key.name}={typed(value)} must be {typed(expected)}")
+    fields |= {field: values.get(key) for key, field in zip(architecture.sizes, SIZES, strict=False)}
+    expected = {key: (values.get(key, only), only) for key, only in (architecture.only | NO_CODE).items()}
+    for key, (names, default) in architecture.optional.items():
+        for field in names.split():
+            expected[key] = values.get(key, default), fields.setdefault(field, values.get(key, default))
+    problems += [
+        f"{key}={typed(value)} must be {typed(only)}" for key, (value, only) in expected.items() if value != only
+    ]
+    name, default, activations = architecture.activation
+    fields["mlp"] = activations.get(str(values.get(name, default)))
+    if fields["mlp"] is None:
+        problems.append(f"{name}={typed(values[name])} must be one of {', '.join(activations)}")
     if values.get("use_sliding_window"):  # of Qwen3, whose layers may differ
         kinds, fields["window"] = values.get("layer_types"), values.get("sliding_window", 4096)
         if not isinstance(kinds, list) or not kinds or any(each != "sliding_attention" for each in kinds):
@@ -252,9 +217,9 @@ def read_config(architecture: Architecture, values: Mapping[str, Any]) -> GPTCon
         raise ValueError(f"this {architecture.class_name} is not valid: {explain(error)}") from error
 
 
-def write_weights(model: GPT) -> dict[str, Tensor]:
-    """The weights of a model under the names and in the layout of its `model_type`: copies, in float32 on the CPU."""
-    architecture, state, tensors = HUGGING_FACE[model_type(model.config)], model.state_dict(), {}
+def write_weights(architecture: Architecture, model: GPT) -> dict[str, Tensor]:
+    """The weights of a model under the names and in the layout of a class that expresses it: copies, on the CPU."""
+    state, tensors = model.state_dict(), {}
     if model.config.tie_embeddings:
         del state[HEAD]
     for theirs, ours, transposed in architecture.parameters(model.config.n_layers):

@@ -15,10 +15,12 @@ from torch import Tensor
 from tril.data.settings import typed
 from tril.data.tokenizer import check_ids, load_tokenizer
 from tril.model.checkpoint import Checkpoint, named, one_line
+from tril.model.config import GPTConfig
 from tril.model.interop.architectures import HUGGING_FACE, read_config, read_weights
 
 CONFIG, WEIGHTS, SHARDS = "config.json", "model.safetensors", "model-*-of-*.safetensors"
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
+OWN, OWN_PREFIX = "tril", "model."  # the model_type of a model that no class expresses, and before its weights' names
 HUB_NAME = re.compile(r"(?P<repository>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>[\w./-]+))?")
 
 
@@ -32,10 +34,9 @@ def read_hf(folder: str | Path) -> Checkpoint:
     folder = Path(folder).expanduser()
     with named(folder):
         values = _read_json(folder / CONFIG)
-        if (kind := values.get("model_type")) not in list(HUGGING_FACE):
-            raise ValueError(f"model_type={typed(kind)} must be one of {', '.join(HUGGING_FACE)}")
-        architecture = HUGGING_FACE[kind]
-        config = read_config(architecture, values)
+        if (kind := values.get("model_type")) not in [*HUGGING_FACE, OWN]:
+            raise ValueError(f"model_type={typed(kind)} must be one of {', '.join(HUGGING_FACE)}, {OWN}")
+        config = GPTConfig(**values["gpt"]) if kind == OWN else read_config(HUGGING_FACE[kind], values)
         settings = _read_json(folder / TOKENIZER_CONFIG) if (folder / TOKENIZER_CONFIG).is_file() else {}
         text = _read_text(folder / TOKENIZER)
         tokenizer = load_tokenizer(text)
@@ -47,7 +48,10 @@ def read_hf(folder: str | Path) -> Checkpoint:
         eot = tokenizer.id_to_token(eot) if type(eot) is int and eot >= 0 else named_eot
         if not isinstance(eot, str) or tokenizer.token_to_id(eot) is None:
             raise ValueError(f"no end-of-text token: set eos_token_id in {CONFIG}, or eos_token in {TOKENIZER_CONFIG}")
-        weights = read_weights(architecture, config, read_tensors(folder))
+        weights = read_tensors(folder)
+        if kind != OWN:
+            weights = read_weights(HUGGING_FACE[kind], config, weights)
+        weights = {name.removeprefix(OWN_PREFIX): tensor for name, tensor in weights.items()}
         return Checkpoint(config, weights, text, eot, path=folder)
 
 

@@ -113,7 +113,6 @@ REFUSED = [
     ("sample ckpt={run} hydra.run.dir=x", "hydra.run.dir=x", ""),
     ("play ckpt={run} port=70000", "port=70000", "65535"),
     ("play ckpt={run} port={port}", "{port}", ""),
-    ("export ckpt={run} out=new", "model.mlp=relu2", "swiglu"),
     ("export ckpt={gpt2}", "out", ""),
     ("export ckpt={gpt2} out={files}", "out", ""),
     ("heads ckpt={run} dir={run}", "ckpt", "dir"),

@@ -56,13 +56,13 @@ def test_the_figures_of_an_evaluation_follow_from_the_logits(model, lm, texts, t
     content["state_dict"]["model.norm.weight"].mul_(torch.linspace(0.8, 1.2, 32))
     torch.save(content, other)
     ended("evaluate", f"ckpt={model}", f"other={other}", f"out={tmp_path}", *paths, cwd=tmp_path)
-    groups, ids = [], encode(lm, tmp_path, "*.txt")
+    groups, ids, n_bytes = [], encode(lm, tmp_path, "*.txt"), sum(p.stat().st_size for p in tmp_path.glob("*.txt"))
     json.loads((tmp_path / "evaluation.json").read_text("utf-8"), object_hook=lambda x: groups.append(x) or x)
     figures = {name: value for group in reversed(groups) for name, value in group.items()}  # the first of each name
     nll, logits = losses(lm, ids), log_probabilities(lm, ids)
     expected = {
         "perplexity": np.exp(nll.mean()),
-        "bits_per_byte": nll.sum() / np.log(2) / sum(path.stat().st_size for path in tmp_path.glob("*.txt")),
+        "bits_per_byte": nll.sum() / np.log(2) / (n_bytes - len(lm.token_text(ids[0]))),  # the first one is no target
         "accuracy": (logits.argmax(1) == ids[1:]).mean(),
     }
     assert {name: figures[name]["mean"] for name in expected} == pytest.approx(expected, rel=1e-5)

@@ -9,7 +9,7 @@ import torch
 
 from tests.conftest import tiny_gpt
 from tril.data.tokenizer import TokenizerConfig, build
-from tril.model.evaluation.subject import ScoredText
+from tril.model.evaluation.scores import ScoredText
 from tril.model.generation.language_model import LanguageModel
 from tril.model.masks import document_options
 
@@ -19,7 +19,8 @@ EOT = BYTES.token_to_id("<|endoftext|>")
 DOCUMENTS = ["caf\u00e9 " * (1 + i % 3) + "\u6f22" * (i % 2) + str(i) for i in range(12)]
 IDS = [[*BYTES.encode(text, add_special_tokens=False).ids, EOT] for text in DOCUMENTS]
 TOKENS = np.array([token for ids in IDS for token in ids], np.uint16)
-N_TARGETS, N_BYTES = len(TOKENS) - 1, sum(len(text.encode()) for text in DOCUMENTS)
+SIZES = np.array([len(text.encode()) for text in DOCUMENTS]) - np.eye(12)[0]  # the first byte is no target
+N_TARGETS, N_BYTES = len(TOKENS) - 1, SIZES.sum()
 
 
 @pytest.fixture(scope="module")
@@ -56,9 +57,7 @@ def test_every_target_is_scored_once_with_its_context(lm):
 
 def test_bytes_and_the_ends_of_intervals(lm):
     text = scored(lm)
-    # One byte, the first token, has no target: it is spread over all documents.
-    sizes = np.array([len(document.encode()) for document in DOCUMENTS]) - np.eye(12)[0]
-    assert text.clusters.by_document and text.bytes == pytest.approx(sizes * N_BYTES / (N_BYTES - 1))
+    assert text.clusters.by_document and text.bytes == pytest.approx(SIZES)
     found = text.figures()
     assert replace(text, correct=np.arange(N_TARGETS) > 0).figures()["accuracy"].high == 1
     assert ends(found["perplexity"]) == pytest.approx(np.exp(ends(found["loss"])))
