@@ -4,10 +4,14 @@ Tests marked `slow` repeat everyday tests on more cases. `pytest` deselects them
 """
 
 import gc
+import hashlib
 import http.server
 import os
+import random
 import threading
+from collections.abc import Callable
 from http import HTTPStatus
+from pathlib import Path
 from typing import Literal, get_args, get_origin, get_type_hints
 
 # Read when numpy and torch are imported. Threads of several test processes share the cores, so none may spin while
@@ -17,14 +21,16 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import pytest
 import torch
+from filelock import FileLock
 from torch import Tensor
 
-from tests.contract.conftest import once, run_of, texts, trained  # noqa: F401  fixtures of both
+from tests.contract.harness import BARE, TINY, merged, newest_run, run, train
 from tril.data.tokenizer import TokenizerConfig, build
 from tril.model.causality.model import randomize
 from tril.model.generation.language_model import LanguageModel
 from tril.model.gpt import GPT, GPTConfig
 
+WORDS = "a the red old small dog cat bird tree house sees finds likes near under and then when it sings runs".split()
 BACKENDS = ("stacked", "explicit", "fused")
 NANO_PARTS = {"key_offset": True, "embed_skip": True, "value_embed": True}  # of model=nano, which a plain GPT lacks
 
@@ -59,6 +65,56 @@ def seed():
     torch.manual_seed(0)
 
 
+@pytest.fixture(scope="session")
+def once(tmp_path_factory) -> Callable[[str, Callable[[Path], object]], Path]:
+    """A function: once("name", make) calls make(folder) in the first worker that asks, and returns the folder."""
+    base = tmp_path_factory.getbasetemp()
+    base = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared"
+    base.mkdir(exist_ok=True)
+
+    def once(name: str, make: Callable[[Path], object]) -> Path:
+        folder, ready = base / name, base / f"{name}.ready"
+        with FileLock(base / f"{name}.lock"):
+            if not ready.exists():
+                folder.mkdir()
+                make(folder)
+                ready.touch()
+        return folder
+
+    return once
+
+
+@pytest.fixture(scope="session")
+def texts(once) -> Path:
+    """A pattern for 40 text files with 26 kB of sentences."""
+
+    def write(folder: Path) -> None:
+        chance = random.Random(0)
+        for number in range(40):
+            sentences = [" ".join(chance.choices(WORDS, k=chance.randint(4, 9))).capitalize() + "." for _ in range(18)]
+            (folder / f"{number:02}.txt").write_text("\n".join(sentences) + "\n", "utf-8")
+
+    return once("texts", write) / "*.txt"
+
+
+@pytest.fixture(scope="session")
+def run_of(once, texts) -> Callable[..., Path]:
+    """A function: the folder of a finished run with these settings, which is trained once."""
+
+    def run_of(*settings: object, base=BARE) -> Path:
+        settings = (f"data.path={texts}", *settings)
+        name = hashlib.sha256(repr((settings, base)).encode()).hexdigest()
+        return newest_run(once(name, lambda cwd: run("train", *merged(base, *settings), cwd=cwd).succeeded()))
+
+    return run_of
+
+
+@pytest.fixture(scope="session")
+def trained(run_of) -> Path:
+    """The folder of a finished run of 8 steps with everything that is on by default."""
+    return run_of(base=TINY)
+
+
 @pytest.fixture
 def text(tmp_path):
     path = tmp_path / "text.txt"
@@ -67,25 +123,14 @@ def text(tmp_path):
 
 
 @pytest.fixture
-def configure(tmp_path, text, monkeypatch):
-    """A function that returns the settings of a tiny run on `text`, in a folder of tmp_path.
+def train_tiny(tmp_path, text):
+    """A function that trains on `text`, in a folder of tmp_path, with a small loss.png."""
 
-    The runs of the test write a small loss.png; `tests/test_train.py` and runs in other processes draw the real one.
-    """
-    from tests.contract.harness import DRAWN_BY, small_picture
-    from tests.runs import typed
+    def train_tiny(*settings, folder="run"):
+        cache = f"data.cache_dir={tmp_path / 'cache'}"
+        return train(f"data.path={text}", cache, f"hydra.run.dir={tmp_path / folder}", *settings)
 
-    monkeypatch.setattr(DRAWN_BY, small_picture)
-
-    def configure(*overrides, folder="run"):
-        return typed(
-            f"data.path={text}",
-            f"data.cache_dir={tmp_path / 'cache'}",
-            f"hydra.run.dir={tmp_path / folder}",
-            *overrides,
-        )
-
-    return configure
+    return train_tiny
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -140,6 +185,17 @@ def tiny_gpt(**choices) -> GPT:
 def byte_model(**choices) -> LanguageModel:
     """The same with a token for each byte."""
     return LanguageModel(tiny_gpt(**{"vocab_size": 257, **choices}), build(TokenizerConfig(kind="byte")))
+
+
+def training_module(model: GPT, steps: int = 8, optim=None, **options):
+    """The Lightning module of a run of so many steps; options as of TrainingModule."""
+    from tril.model.checkpoint import Checkpoint
+    from tril.model.training.module import TrainingModule
+    from tril.model.training.optim import OptimConfig
+
+    tokenizer = build(TokenizerConfig(kind="byte")).to_str()
+    payload = Checkpoint(model.config, {}, tokenizer, "<|endoftext|>", data={"fingerprint": "text"}).entry()
+    return TrainingModule(model, optim or OptimConfig(), payload=payload, total_steps=steps, val_bytes=float, **options)
 
 
 def assert_close(actual: Tensor, expected: Tensor, *, roundings: float = 64) -> None:

@@ -8,14 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tokenizers import Tokenizer, models
 
-from tests.conftest import tiny_gpt
-from tril.model.checkpoint import Checkpoint
+from tests.conftest import tiny_gpt, training_module
 from tril.model.generation import generate
 from tril.model.generation.sampling import SamplingConfig
 from tril.model.gpt import IGNORE
-from tril.model.training.module import TrainingModule
 from tril.model.training.optim import OptimConfig
 
 V, T, NEW, EOT = 31, 6, 7, 7  # the new tokens go beyond the context
@@ -36,9 +33,7 @@ SAMPLED = [([[1, 2, 3]], False, {}), (UNEQUAL, False, {"temperature": 0.0}), (UN
 def test_a_training_step_neither_mixes_devices_nor_reads_a_value(parts):
     for kind, document_eot in (("muon", EOT), ("adamw", None)):
         model = tiny_gpt(**SHAPE, **parts).to("meta")
-        content = Checkpoint(model.config, {}, Tokenizer(models.BPE({}, [])).to_str(), "A", data={"fingerprint": ""})
-        run = {"total_steps": 40, "val_bytes": float, "payload": content.entry(), "document_eot": document_eot}
-        module = TrainingModule(model, OptimConfig(kind=kind), **run).train()
+        module = training_module(model, 40, OptimConfig(kind=kind), document_eot=document_eot).train()
         module._trainer = SimpleNamespace(precision="bf16-mixed", num_val_batches=[1])
         made = module.configure_optimizers()
         optimizer, schedule = made["optimizer"], made["lr_scheduler"]["scheduler"]

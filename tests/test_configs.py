@@ -9,7 +9,7 @@ import pytest
 import torch
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from tests.runs import train_typed, typed
+from tests.contract.harness import train
 from tril.data.sources import SOURCES
 from tril.data.tokenizer import AUTO_VOCAB_SIZE
 from tril.model.gpt import GPT
@@ -86,7 +86,7 @@ def test_every_experiment_runs_a_step(name, text, request, tmp_path):
         given |= {"model.n_layers": 2, "model.dim": 32, "model.n_heads": 2, "model.context_length": 32}
         given |= {"model.vocab_size": "null", "data.tokenizer.kind": "byte", "data.tokenizer.vocab_size": "null"}
     words = [f"{key}={value}" for key, value in given.items()]
-    run = train_typed(typed(*words, f"hydra.run.dir={tmp_path / 'run'}", base=[]))
+    run = train(*words, f"hydra.run.dir={tmp_path / 'run'}", base=())
     uniform = math.log(257)
     assert run.summary["steps"] == 1 and 0.5 * uniform < run.summary["final_val_loss"] < 1.5 * uniform
 
@@ -108,21 +108,15 @@ def grid(name: str) -> dict[str, RunConfig]:
 def test_the_runs_of_an_ablation_differ_in_its_question_alone_and_have_the_sizes_that_its_file_states(name):
     assert {path.stem for path in (CONFIGS / "ablation").glob("*.yaml")} == GRIDS.keys()
     values, differ, sizes = GRIDS[name][0].split(), {*GRIDS[name][1].split()}, GRIDS[name][2]
-    runs, seen = grid(name), set()
+    runs, first, seen = grid(name), checked(), set()
     assert list(runs) == values and len({config.model.canonical() for config in runs.values()}) == len(runs) > 2
-    first = checked()
     for config in runs.values():
         keys = {each.name for each in fields(config.model)} - {"vocab_size"}
         seen |= {key for key in keys if getattr(config.model, key) != getattr(first.model, key)}
-        assert (config.data, config.causality, config.top) == (first.data, first.causality, first.top)
-        assert config.optim == first.optim
-        # The last point of the curve is the end of the run, and there are as many in every run.
-        points = config.trainer.max_steps / config.trainer.val_check_interval
-        assert (
-            config.trainer.max_steps == first.trainer.max_steps
-            and points == first.trainer.max_steps / first.trainer.val_check_interval
-        )
-        assert math.ceil(points) == 3
+        same = ("data", "causality", "top", "optim")
+        assert all(getattr(config, group) == getattr(first, group) for group in same)
+        steps, points = config.trainer.max_steps, config.trainer.max_steps / config.trainer.val_check_interval
+        assert (steps, points) == (first.trainer.max_steps, 3)  # the last point of the curve is the end of the run
     assert seen == differ
     for measure, shares in sizes.items():
         found = [MEASURES[measure](model(config)) for config in runs.values()]

@@ -4,20 +4,29 @@ The Python examples run as they are, but for the size of models. The tests of RE
 other pages slow ones.
 """
 
+import dataclasses
+import functools
 import importlib.util
+import itertools
 import json
 import re
 import shutil
 import sys
 import tomllib
+from typing import get_args, get_type_hints
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
+import tril.model
 from tests.contract.harness import TINY
 from tests.documented import COMPUTED, EDITED, PAGES, ROOT, blocks, commands
 from tests.foreign import folder_of
-from tests.runs import accept
+from tril.model import causal_mask, config, masks, positions
 from tril.model.causality import assert_causal
+from tril.model.gpt import GPT, GPTConfig
+from tril.scripts.cli.app import DECLARED, compose
+from tril.scripts.cli.config import RunConfig
 
 COMMANDS = [command for page in PAGES for command in commands(page)]
 ADDED = "log", "none"  # the value that add_your_own.md adds, and one that exists
@@ -36,6 +45,27 @@ def here(word):
     if word.startswith("data.path="):
         return f"data.path=here.{'jsonl' if 'jsonl' in word else 'txt'}"
     return word.replace(*ADDED) if "model.pos" in word else word
+
+
+@functools.cache
+def accept(name, *settings):
+    """Composes and checks the settings of a command as the program does, of a grid in each run, and runs nothing."""
+    importlib.import_module("tril.train" if name == "train" else f"tril.scripts.{name}")
+    elsewhere = ("-", "+ablation=", "hydra/", "hydra.launcher.")  # tests/test_configs.py has the ablations
+    rows = [[word for word in settings if not word.startswith(elsewhere)]]
+    if "-m" in settings:
+        rows = itertools.product(*map(swept, OverridesParser.create().parse_overrides(rows[0])))
+    for row in rows:
+        composed = compose(name, list(row))
+        own = composed.own(DECLARED[name].own)
+        if name == "train" and not (own.resume or own.init_from):
+            RunConfig.of(composed.settings, composed.given)
+
+
+def swept(override):
+    if not override.is_sweep_override():
+        return [override.input_line]
+    return [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
 
 
 def everyday_of_readme(pages):
@@ -123,3 +153,27 @@ def test_the_stored_outputs_of_the_notebook_are_complete():
     cells = [cell for cell in json.loads(TOUR.read_text("utf-8"))["cells"] if cell["cell_type"] == "code"]
     assert [cell["execution_count"] for cell in cells] == [*range(1, len(cells) + 1)] and TOUR.stat().st_size < 300_000
     assert not [output for cell in cells for output in cell["outputs"] if output["output_type"] == "error"]
+
+
+def test_the_page_adds_a_position_bias_that_has_its_formula_and_sees_no_future(monkeypatch):
+    addition, field, formula, _ = blocks(ROOT / "docs" / EDITED, "python")
+    monkeypatch.setitem(positions.POSITIONS, "log", None)
+    exec(addition, dict(vars(positions)))
+    head = "@dataclass(frozen=True, config=strict_settings('model'))\nclass Edited(GPTConfig):\n"
+    exec(f"{head}    {field.strip()} = 'log'", names := dict(vars(config)))
+    new = set(get_args(get_type_hints(names["Edited"])["pos"]))
+    assert new == {*get_args(get_type_hints(GPTConfig)["pos"]), "log"}
+    monkeypatch.setattr(tril.model, "GPTConfig", names["Edited"])
+    exec(formula, {})
+    sizes = {"vocab_size": 31, "context_length": 12}
+    model = GPT(names["Edited"](**sizes, n_layers=1, dim=32, n_heads=4))
+    assert dataclasses.asdict(model.config)["pos"] == "log" and type(model.pos_embed).__name__ == "LogAlibi"
+    assert_causal(model, **sizes, budget_seconds=1.0)
+
+
+def test_the_page_edits_the_mask_of_every_second_position(monkeypatch):
+    edit = blocks(ROOT / "docs" / EDITED, "python")[3]
+    exec(f"def edited(query, key, window):\n    {edit}\n    return visible", names := {})
+    monkeypatch.setattr(masks, "visible_from_positions", names["edited"])
+    assert causal_mask(1, 5).tolist() == [[True, False, True, False, True]]
+    assert_causal(GPT(GPTConfig(31, 12, n_layers=2, dim=32, n_heads=4)), budget_seconds=1.0)

@@ -1,10 +1,13 @@
-"""Who may import whom: the rooms in docs/design.md, checked on the source text."""
+"""Who may import whom, checked on the source text: the rooms in docs/design.md, and public names in tests/contract."""
 
 import ast
+import re
 import subprocess
 import sys
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 FILES = sorted(path for folder in ("model", "data", "scripts") for path in (ROOT / folder).rglob("*.py"))
@@ -24,6 +27,15 @@ LAZY = (  # imported inside functions, so that a command starts without them
     *("lm_eval", "safetensors", "starlette", "transformers", "uvicorn", "wandb"),
 )
 POSIX = ("fcntl", "grp", "pwd", "resource", "termios")  # which other operating systems do not have
+PUBLIC = {  # what tests/contract may know of Tril
+    "tril.train": ("train",),
+    "tril.model": "GPT GPTConfig MultiHeadAttention causal_mask load".split(),
+    "tril.model.attention": ("attention", "attention_weights"),
+    "tril.model.causality": ("certify", "assert_causal", "certify_loss"),
+}
+ALLOWED = {*PUBLIC, *(f"{module}.{name}" for module, names in PUBLIC.items() for name in names)}
+OTHERS = ("harness.py", "bad_input.py")  # of the contract, which know the commands
+CONTRACT = [path for path in sorted((ROOT / "tests/contract").glob("*.py")) if path.name not in OTHERS]
 QUICK = (  # needed before a run starts, and by any pytest
     *("tril.data.config", "tril.model.config", "tril.model.runs", "tril.model.generation.config"),
     "tril.model.causality.pytest_plugin",
@@ -31,15 +43,20 @@ QUICK = (  # needed before a run starts, and by any pytest
 
 
 def imports(path: Path):
-    """The modules that a file imports, without the prefix tril, and whether at its top level."""
+    """The names that a file imports, without the prefix tril; whether at its top level, and only for type checkers."""
     tree = ast.parse(path.read_text("utf-8"))
+    checked = {id(each) for node in tree.body if is_for_types(node) for each in ast.walk(node)}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0 and node.module, f"{path}: imports are absolute"
         if isinstance(node, ast.Import | ast.ImportFrom):
             module = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
             for alias in node.names:
-                yield f"{module}{alias.name}".removeprefix("tril."), node in tree.body
+                yield f"{module}{alias.name}".removeprefix("tril."), node in tree.body, id(node) in checked
+
+
+def is_for_types(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
 
 
 def within(name: str, packages: tuple[str, ...]) -> list[str]:
@@ -50,7 +67,7 @@ def within(name: str, packages: tuple[str, ...]) -> list[str]:
 def test_imports_go_one_way():
     for path in FILES:
         module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-        for name, at_top in imports(path):
+        for name, at_top, _ in imports(path):
             library, message = name.partition(".")[0], f"{module} imports {name}"
             if library in ("data", "model", "scripts", "train"):
                 lower, higher = (ROOMS.index(within(each, ROOMS)[-1]) for each in (name, module))
@@ -65,35 +82,31 @@ def test_imports_go_one_way():
 
 def imported_files(path: Path) -> set[Path]:
     """The files of Tril that a file imports, also inside functions; not those for type checkers only."""
-    tree, files = ast.parse(path.read_text("utf-8")), set()
-    checked = {id(node) for each in ast.walk(tree) if is_for_types(each) for node in ast.walk(each)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module and id(node) not in checked:
-            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-        elif isinstance(node, ast.Import) and id(node) not in checked:
-            names = [alias.name for alias in node.names]
-        else:
-            continue
-        bases = [ROOT.joinpath(*name.split(".")[1:]) for name in names if name.startswith("tril.")]
-        files |= {file for base in bases for file in (base.with_suffix(".py"), base / "__init__.py")}
-    return files & set(FILES)
-
-
-def is_for_types(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    names = [each for name, _, checked in imports(path) if not checked for each in (name, name.rpartition(".")[0])]
+    bases = [ROOT.joinpath(*name.split(".")) for name in names if name]
+    return {file for base in bases for file in (base.with_suffix(".py"), base / "__init__.py")} & {*FILES} - {path}
 
 
 def test_no_file_imports_another_in_a_circle():
-    graph = {path: imported_files(path) - {path} for path in FILES}
+    graph = {path: imported_files(path) for path in FILES}
     assert sum(map(len, graph.values())) > 300, "imports are found"
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
-        circle = " -> ".join(str(path.relative_to(ROOT)) for path in error.args[1])
-        raise AssertionError(circle) from None
+        pytest.fail(" -> ".join(str(path.relative_to(ROOT)) for path in error.args[1]))
 
 
 def test_what_starts_quickly_imports_no_torch():
     code = f"import sys, {', '.join(QUICK)}; print([name for name in {('torch', *LAZY)} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.stdout == "[]\n", done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("path", CONTRACT, ids=lambda path: path.name)
+def test_the_contract_imports_public_names_only(path):
+    text = path.read_text("utf-8")
+    names = re.findall(r"\btril(?:\.\w+)+", text)  # also in strings, as for importlib and monkeypatch
+    for module, imported in re.findall(r"^ *from (\S+) import (.+)", text, re.MULTILINE):
+        names += [f"{module}.{name}" for name in re.findall(r"\w+", imported.partition("#")[0])]
+    hidden = re.compile(r"\.|tril\b|tests\.(?!contract\.|oracles|foreign)")
+    assert not [name for name in names if hidden.match(name) and name not in ALLOWED]

@@ -1,18 +1,15 @@
 """Runs of several processes (DDP, torchrun): they go on as each other, and have one folder and one log."""
 
-import os
 import re
 import socket
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
 
 from tests.contract.harness import BARE, ROOT, TINY, Process, merged, metrics, newest_run, run
-from tests.runs import rows
 from tril.model.checkpoint import read_state
+from tril.model.runs import Run
 
 LIMIT = 1e-5
 # Rates of a small model: at those of the default model it is chaotic, and repeats of one process differ by 1e-4 when
@@ -25,7 +22,9 @@ ONCE = (r"^model   ", r"^folder  ", r"^step +4  validation", r"^  validation  ",
 
 
 def assert_same_run(folder, expected):
-    columns = [key for key in rows(expected)[0] if key.startswith(("train/loss", "val/", "grad_norm", "lr"))]
+    columns = [
+        key for row in Run(expected).metrics for key in row if key.startswith(("train/loss", "val/", "grad_norm", "lr"))
+    ]
     assert {"train/loss", "val/loss", "val/bpb", "grad_norm/total"} <= {*columns}
     for key in (*columns, "train/tokens"):
         assert metrics(folder, key) == pytest.approx(metrics(expected, key), abs=LIMIT, rel=LIMIT), key
@@ -65,25 +64,17 @@ def test_a_run_of_one_process_goes_on_with_ddp_and_then_with_one_again(texts, ru
 @pytest.mark.slow
 def test_two_nodes_of_torchrun_are_one_run_with_one_folder_and_one_log_and_it_goes_on_as_one_node(texts, tmp_path):
     """The nodes are on this machine. With dropout: each of the two processes has its random numbers again."""
-    settings = ("trainer=ddp", "trainer.num_nodes=2", "trainer.devices=1", "hydra.run.dir=outputs/one/folder")
-    settings += (f"data.val_path={texts.parent}/39.txt", "data.batch_size=1", "model.resid_dropout=0.1", *STEPS)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
-    torchrun += ["--master-addr=127.0.0.1", f"--master-port={free_port()}"]
-    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "encoding": "utf-8", "cwd": tmp_path}
-    options["env"] = os.environ | {"TRIL_CACHE": f"{tmp_path}/cache", "OMP_NUM_THREADS": "1"}
-    settings = merged(TINY, f"data.path={texts}", *settings)
-    words = [str(ROOT / "train.py"), *merged(settings, "trainer.max_steps=4")]
-    nodes = [subprocess.Popen([*torchrun, f"--node-rank={number}", *words], **options) for number in (0, 1)]
-    try:
-        (out, err), (other_out, other_err) = (node.communicate(timeout=300) for node in nodes)
-    finally:
-        for node in nodes:
-            node.kill()
-    assert [node.returncode for node in nodes] == [0, 0], err + other_err
-    assert [path.parent.name for path in tmp_path.glob("outputs/*/*/summary.json")] == ["folder"] and other_out == ""
+    nodes = ("trainer=ddp", "trainer.num_nodes=2", "trainer.devices=1", "hydra.run.dir=outputs/one/folder")
+    text = f"data.path={texts}", f"data.val_path={texts.parent}/39.txt"
+    settings = merged(TINY, *text, *nodes, "data.batch_size=1", "model.resid_dropout=0.1", *STEPS)
+    torchrun = "--nnodes=2", "--nproc-per-node=1", "--master-addr=127.0.0.1", f"--master-port={free_port()}"
+    words = ROOT / "train.py", *merged(settings, "trainer.max_steps=4")
+    started = [Process("torchrun", *torchrun, f"--node-rank={rank}", *words, cwd=tmp_path) for rank in (0, 1)]
+    first, second = (node.done().succeeded() for node in started)
+    assert [path.parent.name for path in tmp_path.glob("outputs/*/*/summary.json")] == ["folder"]
+    assert second.stdout == "" and not re.findall("Warning|INFO", first.stdout + first.stderr)
     for line in ONCE:
-        assert len(re.findall(line, out, re.MULTILINE)) == 1, (line, out)
-    assert "Warning" not in err and "INFO" not in out + err
+        assert len(re.findall(line, first.stdout, re.MULTILINE)) == 1, (line, first.stdout)
 
     node = "trainer.num_nodes=1", "trainer.devices=2", "trainer.max_steps=8"
     for words in (["resume=outputs/one/folder", *node], merged(settings, *node, "hydra.run.dir=whole")):
@@ -95,8 +86,6 @@ def test_two_nodes_of_torchrun_are_one_run_with_one_folder_and_one_log_and_it_go
 
 def test_processes_of_torchrun_must_be_those_of_the_settings_and_need_one_folder(tmp_path, text):
     environment = of_torchrun(0, "0") | {"TRIL_CACHE": str(tmp_path / "c")}
-    done = run("train", *TINY, f"data.path={text}", cwd=tmp_path, **environment)
-    limit = "must be 2, the number of processes that torchrun or srun started; change one of them"
-    done.refused(f"trainer.devices=1 * trainer.num_nodes=1 {limit}")
-    done = run("train", *TINY, "trainer=ddp", "trainer.devices=2", f"data.path={text}", cwd=tmp_path, **environment)
-    done.refused("torchrun and srun start processes that need one folder; add hydra.run.dir=FOLDER")
+    words = "train", *TINY, f"data.path={text}"
+    run(*words, cwd=tmp_path, **environment).refused("trainer.devices=1 * trainer.num_nodes=1", "2")
+    run(*words, "trainer=ddp", "trainer.devices=2", cwd=tmp_path, **environment).refused("hydra.run.dir=FOLDER")

@@ -5,12 +5,11 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from tests.contract.harness import summary
-from tests.runs import TINY, interrupted, rows, train_typed, typed
-from tril.model.runs import SWEEP
+from tests.contract.harness import interrupted, summary, train
+from tril.model.runs import SWEEP, Run
 from tril.model.training.summary import code_version
 
-TRACKERS = ("logger=wandb", "logger.wandb.log_model=true", "callbacks.causality=null")
+TRACKERS = ("logger=wandb", "logger.wandb.log_model=true", "~callbacks.causality")
 
 
 @pytest.fixture
@@ -51,10 +50,9 @@ def test_wandb_has_the_curves_of_metrics_csv_and_the_samples(parts, text, tmp_pa
     run.parent.mkdir(parents=True)
     (run.parent / SWEEP).write_text("{}")
     with interrupted():
-        train_typed(typed(f"data.path={text}", cache, f"hydra.run.dir={run}", *TRACKERS, base=TINY))
-    train_typed(typed(f"resume={run}", cache, *TRACKERS[:2], base=[]))  # a saved run names no logger
-    cells = ((int(row["step"]), name, value) for row in rows(run) for name, value in row.items() if name != "step")
-    logged = {(name, step): float(value) for step, name, value in cells if value}
+        train(f"data.path={text}", cache, f"hydra.run.dir={run}", *TRACKERS)
+    train(f"resume={run}", cache, *TRACKERS[:2], base=())  # a saved run names no logger
+    logged = {(name, row["step"]): x for row in Run(run).metrics for name, x in row.items() if name != "step"}
     results = {key: value for key, value in summary(run).items() if isinstance(value, int | float | str)}
     settings, samples = yaml.safe_load((run / "config.yaml").read_text()), (run / "samples.txt").read_text()
 

@@ -31,7 +31,7 @@ from tests.causality.net import (
     net,
     steps,
 )
-from tests.conftest import NANO_PARTS
+from tests.conftest import tiny_gpt
 
 EOT, PADDING, RARE, OTHERS = 0, 2, 60, range(3, 60)  # ids with a meaning in some rows, and others
 ATTN, TRAINING = "blocks.0.attn", {"mode": "training"}
@@ -242,7 +242,7 @@ def best(scores: Tensor, share: float, dim: int = 1) -> Tensor:
     return torch.zeros_like(scores, dtype=torch.bool).scatter(dim, scores.topk(number, dim).indices, True)
 
 
-def experts(choose: Callable[[Tensor], Tensor] | None, dispatch=None) -> Callable[[], nn.Module]:
+def experts(choose: Callable[[Tensor], Tensor] | None) -> Callable[[], nn.Module]:
     """A mixture of four experts; `choose`: router scores (B, T, E) -> weights; None: tokens are sent to experts."""
 
     def mix(x: Tensor, router: nn.Module, experts: nn.ModuleList) -> Tensor:
@@ -250,7 +250,7 @@ def experts(choose: Callable[[Tensor], Tensor] | None, dispatch=None) -> Callabl
         return (outputs * choose(4 * router(x))[:, :, None]).sum(-1)
 
     layers = lambda: nn.ModuleList(mlp() for _ in range(4))  # noqa: E731
-    return lambda: Mix(mix if choose else dispatch or dispatched, router=nn.Linear(C, 4, bias=False), experts=layers())
+    return lambda: Mix(mix if choose else dispatched, router=nn.Linear(C, 4, bias=False), experts=layers())
 
 
 def dispatched(x: Tensor, router: nn.Module, experts: nn.ModuleList) -> Tensor:
@@ -261,17 +261,6 @@ def dispatched(x: Tensor, router: nn.Module, experts: nn.ModuleList) -> Tensor:
         places = (chosen == i).nonzero()[:, 0]
         out = out.index_add(0, places, expert(tokens[places]))
     return out.view_as(x)
-
-
-def grouped(x: Tensor, router: nn.Module, experts: nn.ModuleList) -> Tensor:
-    """Each token goes to its best two experts; the tokens of all rows are sorted by expert."""
-    tokens = x.flatten(0, 1)
-    weights, chosen = router(tokens).softmax(-1).topk(2)
-    order = chosen.flatten().argsort(stable=True)
-    parts = tokens[order // 2].split(chosen.flatten().bincount(minlength=len(experts)).tolist())
-    outputs = torch.cat([expert(part) for expert, part in zip(experts, parts, strict=True)])
-    weighted = (outputs * weights.flatten()[order, None]).to(tokens.dtype)
-    return torch.zeros_like(tokens).index_add(0, order // 2, weighted).view_as(x)
 
 
 def capacity_of_the_batch(x: Tensor, m) -> Tensor:
@@ -292,14 +281,8 @@ def noisy(x: Tensor, m) -> Tensor:
 
 
 def gpt(n_layers: int, context_length: int) -> nn.Module:
-    from tril.model.config import GPTConfig
-    from tril.model.gpt import GPT
-
-    shape = {"n_layers": n_layers, "dim": C, "n_heads": 4, "n_kv_heads": 2, "backend": "explicit"} | NANO_PARTS
-    model = GPT(GPTConfig(vocab_size=V, context_length=context_length, **shape))
-    for parameter in model.parameters():
-        nn.init.normal_(parameter, std=0.2)
-    return model
+    sizes = {"vocab_size": V, "dim": C, "n_kv_heads": 2, "backend": "explicit"}
+    return tiny_gpt(n_layers=n_layers, context_length=context_length, **sizes).train()
 
 
 LAYERS = [
@@ -474,7 +457,6 @@ CORRECT = [
     correct("convolution_only", "blocks.*.attn", part=convolution(3, 0, 4), n_layers=4, expected=window(13)),
     correct("token_choice_top_2", part=experts(lambda s: masked_softmax(s, best(s, 0.5, dim=-1)))),
     correct("tokens_dispatched_to_experts", part=experts(None)),
-    correct("tokens_grouped_by_expert", part=experts(None, grouped)),
     correct("capacity_in_the_order_of_the_tokens", part=experts(in_order)),
     correct("depth_by_a_threshold", mix=lambda x, m: x * (m.x[..., :1] > 0)),
     correct("cumulative_maximum", mix=lambda x, m: x.cummax(1).values),

@@ -3,9 +3,18 @@
 python -m pytest -n0 tests/causality    # the everyday rows; with -m "slow or not slow" all
 """
 
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
 from tests.causality.net import V
 from tests.causality.rows import each
 from tril.model.causality import certify, certify_loss
+from tril.model.causality.interface import as_model
+from tril.model.causality.state import State
+from tril.model.causality.texts import Texts
 
 SECONDS = {True: 5.0, False: 0.1}  # for leaks, whose search ends when one is found, and for correct models
 
@@ -23,3 +32,49 @@ def test_leaks_fail_and_correct_rows_pass(row):
     assert certificate.passed is not row.leaks, certificate
     found = certificate.failures[0].place if row.kind == "logits" and row.leaks else ""
     assert not found or f"{found}.".startswith(f"{row.place}."), certificate
+
+
+SIZE, T, C = 1500, 40, 8  # of a large vocabulary
+
+
+class Gated(nn.Module):
+    """One token of the vocabulary sees the next position, or is seen from there."""
+
+    def __init__(self, gate):
+        super().__init__()
+        self.embed, self.head, self.gate = nn.Embedding(SIZE, C), nn.Linear(C, SIZE), gate
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        return self.head(x.cumsum(1) + self.gate(ids)[..., None] * x.roll(-1, 1))
+
+
+def test_an_id_that_opens_a_leak_is_found_in_a_large_vocabulary():
+    sizes = {"vocab_size": SIZE, "context_length": T, "budget_seconds": 20.0}
+    assert not certify(Gated(lambda ids: ids == 1345), **sizes).passed
+    assert not certify(Gated(lambda ids: ids.roll(-1, 1) == 1234), **sizes).passed
+    correct = certify(Gated(lambda ids: 0 * ids), **sizes)
+    assert correct.passed and not any("every id" in note for note in correct.notes)
+    hurried = certify(Gated(lambda ids: 0 * ids), **sizes | {"budget_seconds": 0.0})
+    assert hurried.passed and any("not every id was tested" in note for note in hurried.notes)
+
+
+def test_a_row_that_depends_on_the_first_token_of_another_is_found():
+    """Which no output may not see within its own row."""
+    model = Gated(lambda ids: 0 * ids)
+    model.head.register_forward_pre_hook(lambda _, inputs: inputs[0] + inputs[0][:1, :1])
+    subject, texts = as_model(model, vocab_size=SIZE, context_length=T), Texts(SIZE)
+    state = State("weights=own", subject, texts, exact=True)
+    result = state.judge(state.future(T, 4))
+    assert result is not None and "depends on the other rows of its batch" in result.where
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_unit_in_the_last_place_is_a_leak_only_of_a_model_that_is_known_to_be_exact(exact):
+    """Where float64 does not decide, as with large weights."""
+    model = Gated(lambda ids: 0 * ids)
+    model.head.register_forward_pre_hook(lambda _, inputs: inputs[0] * (1 + 1.2e-7 * (inputs[0].sum() > 0)))
+    subject = replace(as_model(model, vocab_size=SIZE, context_length=T), exact=exact)
+    state = State("weights=large", subject, Texts(SIZE), exact=True, bound=torch.inf)
+    result = state.judge(state.future(T, 16))
+    assert result is not None and result.worst > 0 and result.passed is not exact

@@ -1,4 +1,4 @@
-"""What the contract tests know of Tril: its commands, and the files that they leave.
+"""How all tests run the commands of Tril, in this process or in a copy of it, and read the files that they leave.
 
 The only module of this folder that names modules of Tril which are not public; `test_imports.py` checks the others.
 """
@@ -19,6 +19,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from unittest import mock
 
 import pytest
@@ -81,7 +82,7 @@ def run(name: str, *arguments: object, cwd: Path, strict: bool = False, **enviro
             contextlib.redirect_stdout(streams[0]),
             contextlib.redirect_stderr(streams[1]),
             warnings.catch_warnings(),
-            unchanged_logging(),
+            mock.patch.object(logging.root, "handlers", logging.root.handlers[:]),  # a launcher of Hydra adds its own
         ):
             stack.enter_context(context)
         if strict:
@@ -95,7 +96,8 @@ def run(name: str, *arguments: object, cwd: Path, strict: bool = False, **enviro
 
 
 def main_of(name: str) -> Callable:
-    return importlib.import_module("tril.train" if name == "train" else f"tril.scripts.{name}").main
+    modules = {"train": "tril.train", "torchrun": "torch.distributed.run"}
+    return importlib.import_module(modules.get(name, f"tril.scripts.{name}")).main
 
 
 def call_main(name: str) -> int:
@@ -112,20 +114,6 @@ def call_main(name: str) -> int:
         GlobalHydra.instance().clear()
         HydraConfig.instance().cfg = None
     return 0
-
-
-@contextlib.contextmanager
-def unchanged_logging() -> Iterator[None]:
-    """Hydra configures logging for a whole process."""
-    loggers = [logging.root, *(each for each in logging.root.manager.loggerDict.values() if hasattr(each, "handlers"))]
-    before = [(logger, logger.level, logger.handlers[:], logger.disabled) for logger in loggers]
-    try:
-        yield
-    finally:
-        for logger, level, handlers, disabled in before:
-            if logger.level != level:  # which empties the caches of all loggers
-                logger.setLevel(level)
-            logger.handlers[:], logger.disabled = handlers, disabled
 
 
 def small_picture(path: Path, *_, **__) -> None:
@@ -182,11 +170,31 @@ def train_in_copy(arguments: Sequence[str], log: Path) -> int:
 RUNS_IN_COPIES = mock.patch("tril.scripts.experiments.run_process.spawn", train_in_copy)
 
 
-def train_run(*settings: object, cwd: Path, base: Sequence = BARE, **options) -> Path:
-    """Trains in the folder `cwd`, which may be new, with settings that replace those of `base`; returns the run's."""
-    cwd.mkdir(parents=True, exist_ok=True)
-    run("train", *merged(base, *settings), cwd=cwd, **options).succeeded()
-    return newest_run(cwd)
+def train(*settings: object, base: Sequence = TINY):
+    """The run of train() in this process with settings that replace those of `base`; errors are exceptions."""
+    from tril.train import train
+
+    with mock.patch(DRAWN_BY, small_picture):
+        return train(*merged(base, *settings))
+
+
+class Interrupted(Exception):
+    pass
+
+
+@contextlib.contextmanager
+def interrupted() -> Iterator[None]:
+    """The run of the block ends with its first validation and its checkpoint."""
+    from tril.model.training.checkpoints import Checkpoints
+
+    original = Checkpoints.on_validation_end
+
+    def on_validation_end(self, trainer, module):
+        original(self, trainer, module)
+        raise Interrupted
+
+    with mock.patch.object(Checkpoints, "on_validation_end", on_validation_end), pytest.raises(Interrupted):
+        yield
 
 
 def merged(base: Sequence, *overrides: object) -> list[str]:
@@ -231,6 +239,14 @@ def copy_project(folder: Path) -> Path:
     return shutil.copytree(ROOT, folder, ignore=skipped)
 
 
+def install_wheel(folder: Path) -> None:
+    """Builds the wheel and installs it, without what it requires, in the folder: `once("site", install_wheel)`."""
+    with TemporaryDirectory() as temporary:
+        source = copy_project(Path(temporary) / "source")
+        pip = (sys.executable, "-m", "pip", "-q", "install", "--no-deps", "--no-build-isolation", "--no-index")
+        subprocess.run([*pip, "--target", folder, source], check=True, timeout=240)
+
+
 @contextlib.contextmanager
 def unchanged(*folders: Path) -> Iterator[None]:
     """The block changes no file of these folders, but for those of the cache."""
@@ -254,5 +270,6 @@ def assert_golden(area: str, name: str, value: object) -> None:
     content = json.loads(path.read_text("utf-8"))
     if os.environ.get("TRIL_GOLDEN") == "write":
         content[name] = value
-        path.write_text(json.dumps(dict(sorted(content.items())), indent=1, ensure_ascii=False) + "\n", "utf-8")
+        rows = (f"{json.dumps(key)}: {json.dumps(x, ensure_ascii=False)}" for key, x in sorted(content.items()))
+        path.write_text("{\n" + ",\n".join(rows) + "\n}\n", "utf-8")
     assert value == pytest.approx(content[name], rel=1e-5)

@@ -17,13 +17,7 @@ from filelock import FileLock
 from tests.contract.bad_input import REFUSED
 from tests.contract.harness import COMMANDS, ROOT, run, summary, unchanged
 
-FILES = {
-    "text.txt": b"some text\n" * 200,
-    "short.txt": b"hi",
-    "latin1.txt": "é\n".encode("latin1") * 200,
-    "lines.jsonl": b'{"text": "a"}\n{"text": \n',
-    "field.jsonl": b'{"body": "a"}\n' * 9,
-}
+FILES = {"text.txt": b"some text\n" * 200, "short.txt": b"hi", "latin1.txt": "é\n".encode("latin1") * 200}
 STEPS = ("trainer.max_steps=10", "~callbacks.causality")  # two more than those of `trained`
 
 
@@ -49,7 +43,6 @@ def names(once, run_of):
         torch.save([1, 2], folder / "list.ckpt")
         shutil.copyfile(source / "checkpoints" / "last.ckpt", folder / "nothing.ckpt")
         edit(folder / "nothing.ckpt")
-        (folder / "half.ckpt").write_bytes((source / "checkpoints" / "last.ckpt").read_bytes()[:9000])
 
     folders = {"files": once("wrong", write), "run": source, "gpt2": gpt2}
     with socket.create_server(("127.0.0.1", 0)) as server:

@@ -10,12 +10,6 @@ from tests.oracles import most_probable
 from tril.model import load
 
 PROMPTS = ["The dog", "A", "", "Under the old tree it sings and then the red cat finds a small bird near the house"]
-MODELS = [
-    "model.key_offset=false",
-    "model.key_offset=false model.pos=learned model.n_kv_heads=1 model.window=20",
-    "model.key_offset=false model.pos=alibi",
-    "model.n_heads=4",
-]
 FILTERS = [
     {"top_k": 3, "temperature": 2.0},
     {"top_k": None, "top_p": 0.5},
@@ -25,11 +19,10 @@ FILTERS = [
 
 
 @pytest.fixture(scope="module")
-def lm(request, run_of):
+def lm(run_of):
     """A model with random matrices, because after a short training it predicts the same after every text."""
-    settings = getattr(request, "param", MODELS[0]).split()
-    settings += ["trainer.max_steps=2", "trainer.val_check_interval=2", "optim.betas=[0.9,0.95]"]
-    lm = load(run_of(*settings), device="cpu")
+    steps = "trainer.max_steps=2", "trainer.val_check_interval=2", "optim.betas=[0.9,0.95]"
+    lm = load(run_of("model.key_offset=false", *steps), device="cpu")
     torch.manual_seed(16)
     for matrix in (parameter for parameter in lm.model.parameters() if parameter.dim() > 1):
         matrix.data.normal_(0, 0.5)
@@ -58,7 +51,6 @@ def greedy(lm, prompt, n, **options):
     return lm.tokenizer.decode(start + new)[len(prompt) :], len(new)
 
 
-@pytest.mark.parametrize("lm", MODELS, indirect=True)
 def test_texts_past_the_context_are_those_of_a_loop_of_full_passes(lm):
     texts, lengths = zip(*(greedy(lm, prompt, 70, repetition_penalty=1.6) for prompt in PROMPTS), strict=True)
     assert min(lengths) < 50 and max(lengths) == 70, "a text ends, and one goes far beyond the context of 32 tokens"
@@ -71,9 +63,9 @@ def test_texts_past_the_context_are_those_of_a_loop_of_full_passes(lm):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lm", ["model.n_heads=4 model.n_layers=1"], indirect=True)
 def test_the_compiled_step_gives_the_same_texts(lm):
-    assert lm.generate(PROMPTS, 90, seed=3, compile=True) == lm.generate(PROMPTS, 90, seed=3)
+    """Of one graph: with padding, and within the context."""
+    assert lm.generate(PROMPTS[:2], 20, seed=3, compile=True) == lm.generate(PROMPTS[:2], 20, seed=3)
 
 
 @pytest.mark.parametrize("options", FILTERS, ids=str)

@@ -40,16 +40,14 @@ STOPPED = tuple(
 OF_A_CLOCK = re.compile("second|mfu|memory|folder|sample_with")  # or of the machine
 
 
-def train(cwd, *settings, at="", act=None):
-    """Trains, and calls `act` at an event."""
-    if not at:
-        return run("train", *settings, cwd=cwd)
+def train_until(at, act, cwd, *settings):
+    """Trains in a copy of this process, and calls `act` at an event."""
     return Process("train", *settings, cwd=cwd, before=partial(prepare, at, act)).done()
 
 
 def prepare(at, act):
-    """Counts events: the end of a backward pass and of torch.save, and files that are opened to write or replaced."""
-    save, backward, counts = torch.save, torch.Tensor.backward, Counter()
+    """Counts events: the end of a backward pass, and files that are opened to write or replaced."""
+    backward, counts = torch.Tensor.backward, Counter()
 
     def count(event, replaced=None):
         counts[event] += 1
@@ -64,7 +62,6 @@ def prepare(at, act):
             count(Path(str(args[0])).name, replaced=args[0] if args[1][0] == "w" else None)
 
     sys.addaudithook(count_writing)
-    torch.save = lambda *args, **options: (save(*args, **options), count("saved"))  # the end of it is in a buffer
     torch.Tensor.backward = lambda *args, **options: (backward(*args, **options), count("backward"))
 
 
@@ -84,7 +81,7 @@ def outcome(folder):
 
 def assert_continues(cwd, whole, *settings):
     """The run ends like one that was never stopped."""
-    train(cwd, *settings).succeeded()
+    run("train", *settings, cwd=cwd).succeeded()
     found, expected = outcome(newest_run(cwd)), outcome(newest_run(whole))
     assert found.keys() == expected.keys() and [name for name in found if found[name] != expected[name]] == []
 
@@ -98,14 +95,14 @@ def settings(texts):
 @pytest.fixture(scope="session")
 def whole(once, settings):
     """A folder with a whole run."""
-    return once("whole", lambda cwd: train(cwd, *settings).succeeded())
+    return once("whole", lambda cwd: run("train", *settings, cwd=cwd).succeeded())
 
 
 @pytest.fixture
 def stopped(once, settings, tmp_path):
     """A folder with a run that SIGTERM ended within step 5; it wrote checkpoints of steps 2, 3, 4 and 5."""
     terminate = partial(signal.raise_signal, signal.SIGTERM)
-    original = once("stopped", lambda cwd: train(cwd, *settings, at="backward:14", act=terminate))
+    original = once("stopped", lambda cwd: train_until("backward:14", terminate, cwd, *settings))
     return shutil.copytree(original, tmp_path / "stopped")
 
 
@@ -113,7 +110,7 @@ def stopped(once, settings, tmp_path):
 def test_a_killed_and_stopped_run_ends_as_if_it_had_never_been_stopped(settings, whole, tmp_path):
     command = settings
     for at, status in KILLS:
-        done = train(tmp_path, *command, at=at, act=partial(signal.raise_signal, abs(status) % 128))
+        done = train_until(at, partial(signal.raise_signal, abs(status) % 128), tmp_path, *command)
         assert done.returncode == status, (at, done)
         if at.startswith("metrics.csv"):
             with next(newest_run(tmp_path).rglob("metrics.csv")).open("a") as file:
@@ -124,12 +121,6 @@ def test_a_killed_and_stopped_run_ends_as_if_it_had_never_been_stopped(settings,
             content = torch.load(newest_run(tmp_path) / "checkpoints" / "last.ckpt", weights_only=True)
             assert content["global_step"] == 7, "the step of the signal ends"
     assert_continues(tmp_path, whole, *command)
-
-
-def test_the_comparison_finds_that_another_seed_changes_every_file(settings, whole, tmp_path):
-    train(tmp_path, *settings, "seed=1").succeeded()
-    found, expected = (outcome(newest_run(folder)) for folder in (tmp_path, whole))
-    assert found.keys() == expected.keys() and all(found[name] != expected[name] for name in found)
 
 
 def test_a_damaged_checkpoint_is_refused_and_the_run_goes_on_from_the_best_one(stopped, whole):
@@ -168,9 +159,9 @@ def test_a_damaged_cache_is_prepared_again(settings, whole, tmp_path):
 
 @pytest.mark.slow
 def test_a_full_disk_is_refused_in_one_line_before_training_and_harms_no_checkpoint_later(settings, whole, tmp_path):
-    train(tmp_path, *settings, at="tokens.bin:1", act=FILL_DISK).refused(tmp_path / "cache")
+    train_until("tokens.bin:1", FILL_DISK, tmp_path, *settings).refused(tmp_path / "cache")
     assert list((tmp_path / "cache").iterdir()) == []
-    done = train(tmp_path, *settings, at="backward:14", act=FILL_DISK)
+    done = train_until("backward:14", FILL_DISK, tmp_path, *settings)
     line = done.stderr.splitlines()[-1]
     assert done.returncode == 2 and line.startswith("error: ") and f"resume={newest_run(tmp_path)}" in line, done
     assert_continues(tmp_path, whole, "resume=latest")
@@ -186,14 +177,12 @@ def test_a_resumed_run_has_its_settings_but_for_those_given_that_may_change(stop
 
 
 def test_a_finished_run_goes_on_for_more_steps_as_if_they_had_been_planned(settings, tmp_path):
-    constant = *settings, "optim.schedule.kind=constant", "optim.schedule.warmup_steps=0", "data.double_length_at=[]"
-    for name, steps in (("first", 6), ("whole", 9)):  # both end with a pass through the text
-        (tmp_path / name).mkdir()
-        train(
-            tmp_path / name, *merged(constant, f"trainer.max_steps={steps}", "trainer.val_check_interval=4")
-        ).succeeded()
-    train(tmp_path / "first", "resume=latest", "trainer.max_steps=9").succeeded()
-    losses, expected = (metrics(newest_run(tmp_path / name), "train/loss") for name in ("first", "whole"))
+    schedule = "optim.schedule.kind=constant", "optim.schedule.warmup_steps=0", "data.double_length_at=[]"
+    constant = merged(settings, *schedule, "trainer.val_check_interval=4", *BARE[-3:])
+    first, whole = ([*constant, f"trainer.max_steps={steps}"] for steps in (6, 9))  # each ends with a pass of the text
+    for words in ([*first, "hydra.run.dir=first"], [*whole, "hydra.run.dir=whole"], ["resume=first", whole[-1]]):
+        run("train", *words, cwd=tmp_path).succeeded()
+    losses, expected = (metrics(tmp_path / name, "train/loss") for name in ("first", "whole"))
     assert losses == expected and len(losses) == 9
 
 

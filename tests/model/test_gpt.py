@@ -146,9 +146,19 @@ def test_checkpointed_activations_give_the_same_gradients_from_less_memory():
     assert n_fewer == 3 * 16 * 32 * 4 < n_bytes / 10  # its input, B T C float32 numbers
 
 
-@pytest.mark.parametrize("parts", [{}, {"window": 6}, {"causal": False}])
-def test_flops_of_several_lengths_are_their_mean_over_the_tokens(parts):
+TABLES = "embed.weight", "pos_embed.weight", "value_embed.weight"
+COUNTED = [{}, {"window": 6}, {"causal": False}, {"n_heads": 0}, {"tie_embeddings": True, "pos": "learned"}]
+
+
+@pytest.mark.parametrize("parts", COUNTED)
+def test_flops_are_six_for_each_weight_and_twelve_for_each_visible_key(parts):
+    """PaLM, appendix B; of several lengths their mean over the tokens."""
     model = tiny_gpt(context_length=16, **parts)
+    config, tables = model.config, TABLES[model.config.tie_embeddings :]  # a tied table is multiplied as the head
+    weights = sum(p.numel() for name, p in model.named_parameters() if name not in tables)
+    keys = sum(min(query + 1, config.window or 16) if config.causal else 16 for query in range(16)) / 16
+    expected = 6 * weights + 12 * L * config.n_heads * config.head_size * keys
+    assert model.flops_per_token() == pytest.approx(expected, abs=0.5)
     four, eight = (tiny_gpt(context_length=length, **parts).flops_per_token() for length in (4, 8))
     mean = 0.25 * four + 0.5 * eight + 0.25 * model.flops_per_token()
-    assert model.flops_per_token({4: 0.25, 8: 0.75, 16: 1.0}) == pytest.approx(mean, abs=1) and four < eight
+    assert model.flops_per_token({4: 0.25, 8: 0.75, 16: 1.0}) == pytest.approx(mean, abs=1)

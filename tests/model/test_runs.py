@@ -30,22 +30,24 @@ def test_checkpoints_in_a_folder(home):
     best = touch(home / "run" / "checkpoints" / "best.ckpt")
     assert find_checkpoint("~/run") == best == find_checkpoint("~/run/checkpoints/best.ckpt")
     assert find_checkpoint(home / "run", prefer=("last",)) == last == find_checkpoint(last.parent, prefer=("last",))
-    (home / "empty").mkdir()
-    for path, message in (
-        ("~/empty", "empty contains no checkpoints/best.ckpt or checkpoints/last.ckpt; name"),
-        ("~no-such-user-of-tril/b", "~no-such-user-of-tril/b does not exist"),
-    ):
-        with pytest.raises(FileNotFoundError, match=message):
-            find_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    ("find", "path", "named"),
+    [
+        (find_checkpoint, "~/empty", "empty .*checkpoints/best.ckpt or checkpoints/last.ckpt"),
+        (find_checkpoint, "~no-such-user-of-tril/b", "~no-such-user-of-tril/b"),
+        (find_checkpoint, "latest", "outputs/ or multirun/"),
+        (find_sweep, "latest", "launches.jsonl"),
+    ],
+)
+def test_a_missing_file_is_named(find, path, named, home):
+    (home / "empty").mkdir(parents=True)
+    with pytest.raises(FileNotFoundError, match=named):
+        find(path)
 
 
 def test_latest_is_the_newest(home, tmp_path):
-    for find, message in (
-        (find_checkpoint, "no checkpoint below outputs/ or multirun/"),
-        (find_sweep, "no launches.jsonl"),
-    ):
-        with pytest.raises(FileNotFoundError, match=message):
-            find("latest")
     touch(tmp_path / "outputs" / "old" / "checkpoints" / "best.ckpt", age=9)
     new = touch(tmp_path / "multirun" / "new" / "checkpoints" / "last.ckpt")
     assert find_checkpoint("latest") == new.relative_to(tmp_path)
@@ -78,20 +80,19 @@ def test_the_files_of_a_run_are_read_as_plain_values(run):
     assert run.metrics[1] == {"step": 4, "val/loss": 3.0} and type(run.metrics[1]["step"]) is int
 
 
-DAMAGED = {  # damaged settings are in the contract
-    "summary": ("summary.json", [b"{", b"[1]", b"\xff", b"[" * 100_000]),
-    "metrics": (METRICS, [b"step,a\n1,2,3\n", b"step,a\nx,2\n", b"a\n2\n", b"\xff\n", b"step,a\n1.5e400,1\n"]),
-}
+DAMAGED = [  # what is read, its file, and a content; damaged settings are in the contract
+    *(("summary", "summary.json", content) for content in (b"{", b"[1]", b"\xff", b"[" * 100_000)),
+    *(("metrics", METRICS, b"step,a\n" + rows) for rows in (b"1,2,3\n", b"x,2\n", b"\xff\n", b"1.5e400,1\n")),
+    ("metrics", METRICS, b"a\n2\n"),
+]
 
 
-@pytest.mark.parametrize("name", DAMAGED)
-def test_a_damaged_file_of_a_run_is_named_in_one_line(name, run):
-    file, contents = DAMAGED[name]
-    for content in contents:
-        (run.folder / file).write_bytes(content)
-        with pytest.raises(ValueError, match=file) as error:
-            getattr(run, name)
-        assert "\n" not in str(error.value) and len(str(error.value)) < 400
+@pytest.mark.parametrize(("name", "file", "content"), DAMAGED, ids=range(len(DAMAGED)))
+def test_a_damaged_file_of_a_run_is_named_in_one_line(name, file, content, run):
+    (run.folder / file).write_bytes(content)
+    with pytest.raises(ValueError, match=file) as error:
+        getattr(run, name)
+    assert "\n" not in str(error.value) and len(str(error.value)) < 400
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):

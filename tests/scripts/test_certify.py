@@ -1,30 +1,176 @@
-"""scripts/certify.py: which models it takes, what checkpoints say of their weights, and the step of a checkpoint."""
+"""The certificate of runs and of the command: verdicts, exit statuses, and what checkpoints say of their weights.
 
+`tests/causality` has the models that it must tell apart.
+"""
+
+import copy
 import json
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
+from lightning import Callback
+from torch import nn
 
 from tests.conftest import tiny_gpt
-from tests.contract.harness import run
-from tests.runs import interrupted, train_typed
-from tril.model import masks
+from tests.contract.harness import TINY, interrupted, merged, newest_run, run, summary
+from tril.model import GPT, MultiHeadAttention, load, masks
+from tril.model.causality import assert_causal, certify
 from tril.model.causality.certificate import Certificate
 from tril.model.causality.step import check_stored_step
 from tril.model.checkpoint import Checkpoint, verdict
 from tril.model.training import checkpoints
 
-SMALL = ("model.n_layers=1", "model.dim=16", "model.n_heads=2", "model.context_length=9")
-
-
-def certify(*overrides, cwd):
-    return run("certify", *overrides, "budget_seconds=0.2", "device=cpu", cwd=cwd, strict=True)
+V = 13
+CALLED = SimpleNamespace(
+    causal=lambda ids: F.one_hot(ids, V).cumsum(1).float(),
+    leaks=lambda ids: F.one_hot(ids, V).flip(1).cumsum(1).float(),
+    raises=lambda ids, mask: ids,  # without its second argument
+    rounds=lambda ids: (x := F.one_hot(ids, V) / 3).cumsum(1) / (1 // (x.itemsize < 8)) + 1e-7 * x.sum(1, True),
+)
 
 
 def written(folder):
-    return json.loads((folder / "causality.json").read_text())
+    return json.loads((folder / "causality.json").read_text("utf-8"))
+
+
+def passed(folder):
+    return written(folder)["passed"]
+
+
+MODEL = ("model.n_layers=1", "model.dim=8", "model.context_length=16", "model.n_heads=2")
+SMALL = (*merged(TINY, *MODEL, "trainer.max_steps=4"), "~callbacks.samples", "~callbacks.heads")
+
+
+class Sees(nn.Module):
+    """Position 7 sees the next token."""
+
+    def forward(self, x):
+        return x + x.roll(-1, 1) * (torch.arange(x.shape[1]) == 7)[:, None]
+
+
+def test_a_leak_is_located_and_the_model_is_unchanged():
+    model = nn.Sequential(nn.Embedding(V, 8), Sees(), nn.Linear(8, V))
+    before, sizes = copy.deepcopy(model), {"vocab_size": V, "context_length": 16, "budget_seconds": 1.0}
+    certificate = certify(model, **sizes)
+    assert not certificate.passed and model.training
+    assert all(torch.equal(old, new) for old, new in zip(before.parameters(), model.parameters(), strict=True))
+    first = certificate.failures[0]
+    assert (first.query, first.key, first.place) == (7, 8, "1")
+    with pytest.raises(AssertionError):
+        assert_causal(model, **sizes)
+    assert_causal(nn.Sequential(model[0], model[2]), **sizes)
+
+
+def test_the_exit_status_says_what_was_found(tmp_path):
+    names = "causal", "leaks", "absent", "raises", "rounds"
+    sizes = f"vocab_size={V}", "context_length=8"
+    rows = [(f"call={__name__}:CALLED.{name}", *sizes, f"out={name}") for name in names]
+    ended = [run("certify", *row, cwd=tmp_path) for row in rows]
+    assert [done.returncode for done in ended] == [0, 1, 2, 3, 4], ended
+    assert all(done.stderr.startswith("error: ") and done.stderr.count("\n") == 1 for done in ended[2:4])
+    found = {folder.name: passed(folder) for folder in tmp_path.iterdir()}
+    assert found == {"causal": True, "leaks": False, "rounds": False}
+
+
+REPLACED = {  # after the semicolon, settings of the run: arguments of a function that have another value
+    "no mask": (MultiHeadAttention, "__init__", {"causal": False}),
+    "documents not separated; data.document_mask=true": (MultiHeadAttention, "forward", {"mask": None}),
+}
+ADDED = {  # to the output of attention, from its input and the mode
+    "mean over time": lambda x, training: x.mean(1, True),
+    "rows of the batch mixed": lambda x, training: 0.1 * x.roll(1, 0),
+    "only in the gradient": lambda x, training: x.roll(-1, 1) - x.roll(-1, 1).detach(),
+    "in bf16; trainer.precision=bf16-mixed": lambda x, training: x.roll(-1, 1) * torch.is_autocast_enabled("cpu"),
+}
+LATER = "mean over time, after a batch"
+
+
+class Later(Callback):
+    """Puts a defect into the process after a batch."""
+
+
+CORRECT_RUNS = (
+    "; model.window=4 data.document_mask=true model.attn_dropout=0.2 model.embd_dropout=0.1",
+    "; trainer.precision=bf16-mixed",
+)
+
+
+def edit(name, patch):
+    """Puts a defect into this process."""
+    if name in REPLACED:
+        owner, function, options = REPLACED[name]
+        replaced = getattr(owner, function)
+        patch.setattr(owner, function, lambda *inputs, **others: replaced(*inputs, **others | options))
+    elif name in ADDED:
+        leak, forward = ADDED[name], MultiHeadAttention.forward
+
+        def leaking(module, x, *others, **options):
+            out = forward(module, x, *others, **options)
+            return out if isinstance(out, tuple) else out + leak(x, module.training)[:, -out.shape[1] :]
+
+        patch.setattr(MultiHeadAttention, "forward", leaking)
+
+
+@pytest.mark.parametrize("name", [*REPLACED, *ADDED, LATER, *CORRECT_RUNS])
+def test_a_run_with_a_defect_is_refused_and_one_without_is_not(name, texts, trained, tmp_path, monkeypatch):
+    settings = merged(SMALL, f"data.path={texts}", *name.partition(";")[2].split())
+    cache = f"{trained.parents[2]}/cache"  # with the prepared text, so that nothing is said about its split
+    edit(name, monkeypatch)
+    if name == LATER:
+        settings.append(f"+callbacks.later._target_={__name__}.Later")
+        monkeypatch.setattr(Later, "on_train_batch_end", lambda *_: edit("mean over time", monkeypatch))
+    done = run("train", *settings, cwd=tmp_path, TRIL_CACHE=cache)
+    if name in CORRECT_RUNS:
+        done.succeeded()
+    else:
+        assert done.returncode == 2 and "causality.allow_leak=true" in done.stderr.splitlines()[-1], done
+        assert not passed(newest_run(tmp_path)) and not [*tmp_path.rglob("summary.json")]
+        assert name == LATER or not [*tmp_path.rglob("*.ckpt"), *tmp_path.rglob("metrics.csv")]
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The mode, the inputs and the targets of each call of the model's loss."""
+    nll, calls = GPT.nll, []
+
+    def recording(model, ids, targets, **options):
+        calls.append((model.training, ids.clone(), targets.clone()))
+        return nll(model, ids, targets, **options)
+
+    monkeypatch.setattr(GPT, "nll", recording)
+    return calls
+
+
+def test_each_step_passes_windows_of_its_text_to_the_model_unchanged(texts, calls, tmp_path):
+    files = {True: texts.parent / "00.txt", False: texts.parent / "39.txt"}  # of training, and of validation
+    paths = f"data.path={files[True]}", f"data.val_path={files[False]}"
+    settings = merged(SMALL, *paths, "data.tokenizer.kind=byte", "~callbacks.causality")
+    run("train", *settings, cwd=tmp_path).succeeded()
+    encode = load(newest_run(tmp_path)).tokenizer.encode
+    ids = {mode: torch.tensor(encode(file.read_text("utf-8")).ids) for mode, file in files.items()}
+    assert [mode for mode, *_ in calls].count(True) == 4 and len(calls) > 8
+    for mode, inputs, targets in calls:
+        for row, answers in zip(inputs, targets, strict=True):
+            if (answers >= 0).all():  # the end of the validation text fills a part of its window
+                window = torch.cat([row, answers[-1:]])
+                assert torch.equal(row[1:], answers[:-1])
+                assert (ids[mode].unfold(0, len(window), 1) == window).all(1).any()
+
+
+def test_allow_leak_trains_and_marks_the_run(run_of, trained):
+    leaking = run_of("model.causal=false", "causality.allow_leak=true", base=SMALL)
+    assert not passed(leaking) and "LEAKS" in summary(leaking)["causality"]
+    assert passed(trained) and "LEAKS" not in summary(trained)["causality"]
+
+
+# the command
+FRESH = ("model.n_layers=1", "model.dim=16", "model.n_heads=2", "model.context_length=9")
+
+
+def certified(*overrides, cwd):
+    return run("certify", *overrides, "budget_seconds=0.2", "device=cpu", cwd=cwd, strict=True)
 
 
 def last_two(ids):
@@ -34,18 +180,18 @@ def last_two(ids):
 
 def test_a_fresh_model_is_certified_and_a_leak_or_a_wrong_receptive_field_is_named(tmp_path):
     for heads, n_tokens in ((2, 4), (8, 3)):  # large heads have offset keys: the first holds half of the key before it
-        done = certify(*SMALL, "model.window=3", f"model.n_heads={heads}", "out=here", cwd=tmp_path).succeeded()
+        done = certified(*FRESH, "model.window=3", f"model.n_heads={heads}", "out=here", cwd=tmp_path).succeeded()
         uses = f"; uses at most the last {n_tokens} tokens\n"
         assert done.stdout.startswith("nano: causal: ") and uses in done.stdout
     lengths = {result["length"] for result in written(tmp_path / "here")["results"]}
     assert written(tmp_path / "here")["passed"] and {9} <= lengths <= set(range(1, 10))
-    done = certify(*SMALL, "model.causal=false", cwd=tmp_path)
+    done = certified(*FRESH, "model.causal=false", cwd=tmp_path)
     assert done.returncode == 1 and "nano: NOT causal: output 0 depends on input 1" in done.stdout, done.stderr
     assert "FAILED  future: output 0 depends on input 1, first in blocks.0.attn" in done.stdout
     assert written(tmp_path / "outputs/causality/nano")["passed"] is False
     sizes = [f"call={__name__}:last_two", "vocab_size=7", "context_length=12"]
-    certify(*sizes, "receptive_field=1", cwd=tmp_path).succeeded()
-    done = certify(*sizes, "receptive_field=2", cwd=tmp_path)
+    certified(*sizes, "receptive_field=1", cwd=tmp_path).succeeded()
+    done = certified(*sizes, "receptive_field=2", cwd=tmp_path)
     assert done.returncode == 1 and "receptive field: output 11 does not depend on input 9" in done.stdout
 
 
@@ -55,15 +201,15 @@ def test_models_of_transformers_are_certified(tmp_path):
 
     sizes = {"vocab_size": 31, "d_model": 16, "ffn_dim": 32, "num_layers": 1, "attention_heads": 2}
     XGLMConfig(**sizes, max_position_embeddings=6).to_json_file(tmp_path / "xglm.json")  # not in float64
-    certify("hf=xglm.json", cwd=tmp_path).succeeded()
+    certified("hf=xglm.json", cwd=tmp_path).succeeded()
     special = {"bos_token_id": None, "eos_token_id": None}
     gpt2 = GPT2Config(vocab_size=31, n_positions=6, n_layer=1, n_embd=16, n_head=2, **special)
     GPT2LMHeadModel(gpt2).save_pretrained(tmp_path / "saved")
-    certify("hf=saved", cwd=tmp_path).succeeded()
+    certified("hf=saved", cwd=tmp_path).succeeded()
     assert written(tmp_path / "outputs/causality/saved")["passed"]
 
 
-def test_every_checkpoint_of_a_run_says_which_weights_were_tested(configure, tmp_path, monkeypatch):
+def test_every_checkpoint_of_a_run_says_which_weights_were_tested(train_tiny, tmp_path, monkeypatch):
     """Also when the run goes on in a new process, with another backend."""
     verdicts, original = {}, checkpoints.write_state
 
@@ -73,13 +219,13 @@ def test_every_checkpoint_of_a_run_says_which_weights_were_tested(configure, tmp
 
     monkeypatch.setattr(checkpoints, "write_state", recording)
     with interrupted():
-        train_typed(configure("checkpoint.every_n_steps=3", "callbacks.samples=null", "callbacks.heads=null"))
+        train_tiny("checkpoint.every_n_steps=3", "~callbacks.samples", "~callbacks.heads")
     cache = f"data.cache_dir={tmp_path / 'cache'}"
     run("train", "resume=run", "model.backend=explicit", cache, cwd=tmp_path).succeeded()
     random, weights = "passed before training, with random weights", "to this step and code"
     between, validated = f"{random}; does not belong {weights}", f"passed at step {{}}; belongs {weights}"
     assert verdicts == {3: between, 4: validated.format(4), 6: between, 8: validated.format(8)}
-    certify("ckpt=run", cwd=tmp_path).succeeded()
+    certified("ckpt=run", cwd=tmp_path).succeeded()
     assert written(tmp_path / "run")["stored_certificate"] == validated.format(8)
 
 

@@ -125,27 +125,27 @@ def test_models_and_shapes_in_turn_use_separate_graphs_for_all_positions(capture
     one, other = tiny_gpt(n_layers=1), tiny_gpt(n_layers=1, window=3)
     prompts, unequal = [random_ids(3)], [random_ids(3), random_ids(10)]
     runs = [(one, prompts, None), (other, prompts, None), (one, prompts, torch.rand(1, 4)), (one, unequal, None)]
-    new = [random_ids(len(prompts), 15) for _, prompts, _ in runs]
+    new = [torch.randint(31, (len(prompts), 15)) for _, prompts, _ in runs]
     rows = [Rows(model, prompts, max_new_tokens=16, head_gate=gate, compile=True) for model, prompts, gate in runs]
-    logits = [[each.logits()] for each in rows]
-    for step, (each, tokens, found) in itertools.product(range(15), zip(rows, new, logits, strict=True)):
-        each.append(torch.tensor(tokens)[:, step])
-        found.append(each.logits())
-    for (model, prompts, gate), tokens, found in zip(runs, new, logits, strict=True):
+    logits = [[each.logits() for each in rows]]
+    for step in range(15):
+        [each.append(tokens[:, step]) for each, tokens in zip(rows, new, strict=True)]
+        logits.append([each.logits() for each in rows])
+    for number, (model, prompts, gate) in enumerate(runs):
         for row, prompt in enumerate(prompts):
-            assert_close(torch.stack(found)[:, row], full_passes(model, prompt, tokens[row], head_gate=gate))
+            found, tokens = torch.stack([each[number][row] for each in logits]), new[number][row].tolist()
+            assert_close(found, full_passes(model, prompt, tokens, head_gate=gate))
     assert captured_step.frame_count == 5  # two for the last run, whose padding ends when its second row is cropped
 
 
 def test_filters_in_turn_use_separate_graphs_and_temperatures_one(captured_step):
     model, prompts, options = tiny_gpt(n_layers=1), [random_ids(3), random_ids(3)], {"max_new_tokens": 16, "seed": 3}
-    settings = [SamplingConfig(repetition_penalty=9.0, temperature=t, **options) for t in (0.5, 3.0)]
-    settings += [greedy(16)]
-    streams = [generate_ids(model, prompts, sampling, compile=True) for sampling in settings]
-    steps = list(zip(*streams, strict=True))  # one token of each in turn
-    for number, sampling in enumerate(settings):
-        assert ids_of(step[number] for step in steps) == ids_of(generate_ids(model, prompts, sampling))
-    assert captured_step.frame_count == len(settings) - 1
+    penalty = [SamplingConfig(repetition_penalty=9.0, temperature=t, **options) for t in (0.5, 3.0)]
+    settings = [*penalty, greedy(16)]
+    steps = zip(*(generate_ids(model, prompts, each, compile=True) for each in settings), strict=True)  # in turn
+    for found, sampling in zip(zip(*steps, strict=True), settings, strict=True):
+        assert ids_of(found) == ids_of(generate_ids(model, prompts, sampling))
+    assert captured_step.frame_count == 2
 
 
 def test_returned_logits_are_not_overwritten_by_later_steps(monkeypatch):

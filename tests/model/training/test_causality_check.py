@@ -8,28 +8,25 @@ import torch
 import torch.nn.functional as F
 from lightning import Trainer
 
-from tests.conftest import NANO_PARTS
+from tests.conftest import NANO_PARTS, training_module
 from tril.data.batches import TrainWindows, ValWindows
 from tril.model.attention import BACKENDS
 from tril.model.gpt import GPT, GPTConfig
 from tril.model.training.callbacks import causality_check
-from tril.model.training.callbacks.causality_check import CausalityCheck, certify
-from tril.model.training.module import TrainingModule
-from tril.model.training.optim import OptimConfig
+from tril.model.training.callbacks.causality_check import CausalityCheck, certify, check_weights
 
 V, T = 31, 40
+LEAK = "future loss precision=32-true"
 
 
-def module_of(*, document_eot=None, compile=None, **choices):
+def module_of(*, compile=None, **choices):
     model = GPT(GPTConfig(V, **{"context_length": T, "n_layers": 2, "dim": 32, "n_heads": 4} | NANO_PARTS | choices))
-    settings = {"total_steps": 100, "val_bytes": float, "compile": compile, "document_eot": document_eot}
-    return TrainingModule(model, OptimConfig(), payload={}, **settings)
+    return training_module(model, 100, compile=compile)
 
 
 def windows_of(tokens):
     """As of a TextDataModule."""
-    ids = tokens.numpy()
-    return {"train": TrainWindows(ids, T, 4, seed=0), "val": ValWindows(ids, T, 4)}
+    return {"train": TrainWindows(tokens.numpy(), T, 4, seed=0), "val": ValWindows(tokens.numpy(), T, 4)}
 
 
 def trainer_of(precision="32-true", batch_size=4, windows_of=windows_of, lengths=(T,), **values):
@@ -42,15 +39,9 @@ def failed(module, **options) -> set[str]:
     return {f"{result.check} {result.variant}" for result in certify(module, trainer_of(**options)).failures}
 
 
-def test_a_leak_of_the_loss_only_is_found():
-    """As a defect of the compiler would cause."""
-    module = module_of()
-    nll = module.nll
-    module.nll = lambda ids, y, **more: nll(ids, y, **more) + 0.01 * ids.float().mean(1, keepdim=True)
-    assert failed(module) == {"future loss precision=32-true"}
-
-
-def test_the_loss_is_certified_at_each_length_of_the_training_windows():
+@pytest.mark.parametrize(("lengths", "shape", "expected"), [((T,), (4, T), set()), ((10, 20, T), (8, 20), {LEAK})])
+def test_a_leak_of_the_loss_is_found_at_each_length_of_the_training_windows(lengths, shape, expected):
+    """Of the loss only, as a defect of the compiler would cause."""
     module, shapes = module_of(), set()
     nll = module.nll
 
@@ -59,9 +50,7 @@ def test_the_loss_is_certified_at_each_length_of_the_training_windows():
         return nll(ids, y, **more) + 0.01 * (ids.shape[1] == 20) * ids.float().mean(1, keepdim=True)
 
     module.nll = leaking
-    assert not failed(module) and shapes == {(4, T)}
-    assert failed(module, lengths=(10, 20, T)) == {"future loss precision=32-true"}
-    assert shapes == {(16, 10), (8, 20), (4, T)}
+    assert failed(module, lengths=lengths) == expected and shape in shapes
 
 
 @pytest.mark.parametrize("how", ["default", "regional"])
@@ -88,10 +77,7 @@ def test_the_compiled_loss_is_certified_in_the_graph_of_a_training_step(monkeypa
     ],
 )
 def test_targets_among_the_inputs_are_found_in_each_part(part, change):
-    def changed(tokens):
-        batches = windows_of(tokens)
-        return batches | {part: [change(*batch) for batch in batches[part]]}
-
+    changed = lambda tokens: (each := windows_of(tokens)) | {part: [change(*batch) for batch in each[part]]}  # noqa: E731
     assert failed(module_of(), windows_of=changed) == {f"shift windows={part}"}
 
 
@@ -110,50 +96,31 @@ def test_a_loss_that_knows_targets_is_found_in_the_mode_in_which_it_does(trainin
 def test_a_backend_that_computes_something_else_is_found(monkeypatch):
     """As kernels of some devices do without an error."""
     fused = BACKENDS["fused"]
-
-    def wrong(*inputs):
-        out, weights = fused(*inputs)
-        return 1.02 * out, weights
-
-    monkeypatch.setitem(BACKENDS, "fused", wrong)
+    monkeypatch.setitem(BACKENDS, "fused", lambda *inputs: (1.02 * fused(*inputs)[0], None))
     assert failed(module_of(backend="fused")) == {"equal model precision=32-true"}
 
 
-# --- the callback
-
-
-def start(callback, module):
-    """The call that Lightning makes before the first step."""
-    callback.on_fit_start(trainer_of(), module)
-
-
-def validated(callback, module, step, *, fn="fit"):
-    """The call that Lightning makes after a validation."""
-    values = {"sanity_checking": False, "global_step": step, "max_steps": 8, "should_stop": False}
-    callback.on_validation_end(trainer_of(state=SimpleNamespace(fn=fn), **values), module)
-
-
-def test_weights_modes_and_random_numbers_are_restored_at_the_start_and_after_validations(
+def test_weights_modes_and_random_numbers_are_the_same_after_it_and_each_validation_adds_two_checks(
     tmp_path, capsys, monkeypatch
 ):
-    module, callback, seeds = module_of(attn_dropout=0.1), CausalityCheck(tmp_path), []
+    module, callback, seeds, original = module_of(attn_dropout=0.1), CausalityCheck(tmp_path), [], check_weights
+    monkeypatch.setattr(causality_check, "check_weights", lambda *rest: seeds.append(rest[-1]) or original(*rest))
     module.model.blocks[0].eval()
     before = {name: p.clone() for name, p in module.model.state_dict().items()}
-    modes, original = [part.training for part in module.modules()], causality_check.check_weights
-    monkeypatch.setattr(causality_check, "check_weights", lambda *rest: seeds.append(rest[-1]) or original(*rest))
+    modes = [part.training for part in module.modules()]
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    start(callback, module)
-    assert (
-        capsys.readouterr().out.startswith("causal: certified in ") and module.payload["certificate"]["passed"] is True
-    )
-    counts = module.payload["certificate"]["checks"]["future"]
-    for step in (2, 4):
-        validated(callback, module, step)
-        assert module.payload["certificate"]["checks"]["future"] == counts + 2  # the model, and the loss
-    validated(callback, module, 8, fn="validate")  # not while training
-    assert seeds == [2, 4] and capsys.readouterr().out == "", "other texts and positions each time"
+    callback.on_fit_start(trainer_of(), module)
+    certificate = module.payload["certificate"]
+    assert capsys.readouterr().out.startswith("causal: certified in ") and certificate["passed"] is True
+    n_checks = certificate["checks"]["future"]
+    for step, fn in ((2, "fit"), (4, "fit"), (8, "validate")):  # the last one is not of a training
+        values = {"sanity_checking": False, "global_step": step, "max_steps": 8, "should_stop": False}
+        callback.on_validation_end(trainer_of(state=SimpleNamespace(fn=fn), **values), module)
+        assert module.payload["certificate"]["checks"]["future"] == n_checks + 2  # the model, and the loss
+        assert module.payload["certificate"]["certified_at_step"] == min(step, 4)
+    assert capsys.readouterr().out == "" and seeds == [2, 4], "other texts and positions each time"
     assert json.loads((tmp_path / "causality.json").read_text())["checks"] == module.payload["certificate"]["checks"]
     assert torch.equal(torch.rand(3), expected) and [part.training for part in module.modules()] == modes
     assert all(torch.equal(p, before[name]) for name, p in module.model.state_dict().items())

@@ -6,7 +6,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
+from torch.nn.utils import parameters_to_vector
 
 from tests.conftest import NANO_PARTS, assert_close
 from tril.model.gpt import GPT, GPTConfig
@@ -28,24 +29,14 @@ def new_gpt(**choices) -> GPT:
     return GPT(GPTConfig(**shape | NANO_PARTS | {"pos": "learned", "bias": True, "tie_embeddings": False} | choices))
 
 
-def train(model: GPT, optimizer: torch.optim.Optimizer, inputs: Tensor, targets: Tensor) -> None:
-    """One step."""
-    optimizer.zero_grad()
-    model.nll(inputs, targets).mean().backward()
-    optimizer.step()
-
-
 def run_both(shapes, ours: dict, theirs: type, **options) -> tuple[list, list, list]:
     """Start, and end after the same five gradients, of MuonAdamW with one group and of torch's optimizer `theirs`."""
-    start, mine, reference = (
-        [nn.Parameter(torch.randn(shape, generator=torch.Generator().manual_seed(i))) for i, shape in enumerate(shapes)]
-        for _ in range(3)
-    )
+    start = [torch.randn(shape) for shape in shapes]
+    mine, reference = ([nn.Parameter(x.clone()) for x in start] for _ in range(2))
     optimizers = MuonAdamW([{**ours, "params": mine}]), theirs(reference, **options)
-    for step in range(5):
-        generator = torch.Generator().manual_seed(100 + step)
+    for _ in range(5):
         for a, b in zip(mine, reference, strict=True):
-            a.grad = torch.randn(a.shape, generator=generator)
+            a.grad = torch.randn(a.shape)
             b.grad = a.grad.clone()
         for optimizer in optimizers:
             optimizer.step()
@@ -89,7 +80,8 @@ def test_muons_products_have_the_precision_of_the_run(monkeypatch, precision, dt
     optimizer = build_optimizer(model, OptimConfig(), precision)
     other = build_optimizer(new_gpt(), OptimConfig(), "32-true" if precision == "bf16-mixed" else "bf16-mixed")
     optimizer.load_state_dict(other.state_dict())  # of a run in another precision
-    train(model, optimizer, *torch.randint(11, (2, 4, 6)))
+    model.nll(*torch.randint(11, (2, 4, 6))).mean().backward()
+    optimizer.step()
     assert seen == {dtype}
 
 
@@ -102,11 +94,12 @@ def test_a_graph_updates_as_single_kernels_do_and_is_captured_for_gradients_at_t
         build_optimizer(model.to(device), OptimConfig(weight_decay=0.1, muon_weight_decay=0.1), graphs=graphs)
         for model, graphs in zip(models, (True, False), strict=True)
     ]
-    start = torch.nn.utils.parameters_to_vector(models[0].parameters()).detach()
+    start = parameters_to_vector(models[0].parameters()).detach()
     for step in range(9):
         for model, optimizer in zip(models, optimizers, strict=True):
-            for i, p in enumerate(model.parameters()):
-                gradient = torch.randn(p.shape, generator=torch.Generator().manual_seed(100 * step + i)).to(device)
+            torch.manual_seed(step)
+            for p in model.parameters():
+                gradient = torch.randn(p.shape).to(device)
                 if step == 4 or p.grad is None:
                     p.grad = gradient
                 p.grad.copy_(gradient)
@@ -115,9 +108,8 @@ def test_a_graph_updates_as_single_kernels_do_and_is_captured_for_gradients_at_t
             if step == 7:
                 optimizer.load_state_dict(optimizer.state_dict())
             optimizer.step()
-    assert captured == [1, 5, 8]
-    ours, theirs = (torch.nn.utils.parameters_to_vector(model.parameters()) for model in models)
-    assert (ours - theirs).norm() < 1e-5 * (theirs - start).norm()
+    ours, theirs = (parameters_to_vector(model.parameters()) for model in models)
+    assert captured == [1, 5, 8] and (ours - theirs).norm() < 1e-5 * (theirs - start).norm()
 
 
 @pytest.mark.parametrize("tied", [False, True])
