@@ -101,7 +101,7 @@ def publish(server, folder, commit, *revisions):
         server.files[f"/{NAME}/resolve/{commit}/{name}"] = content, headers
 
 
-def test_what_a_model_of_the_hub_needs_is_downloaded_once_at_its_revision_which_a_run_records(
+def test_a_model_of_the_hub_is_downloaded_once_at_its_revision_which_a_run_records(
     tmp_path, train, server, hub, monkeypatch
 ):
     from huggingface_hub import constants

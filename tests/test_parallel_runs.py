@@ -62,7 +62,7 @@ def test_a_run_of_one_process_goes_on_with_ddp_and_then_with_one_again(texts, ru
 
 
 @pytest.mark.slow
-def test_two_nodes_of_torchrun_are_one_run_with_one_folder_and_one_log_and_it_goes_on_as_one_node(texts, tmp_path):
+def test_two_nodes_of_torchrun_are_one_run_which_goes_on_as_one_node(texts, tmp_path):
     """The nodes are on this machine. With dropout: each of the two processes has its random numbers again."""
     nodes = ("trainer=ddp", "trainer.num_nodes=2", "trainer.devices=1", "hydra.run.dir=outputs/one/folder")
     text = f"data.path={texts}", f"data.val_path={texts.parent}/39.txt"

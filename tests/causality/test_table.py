@@ -70,7 +70,7 @@ def test_a_row_that_depends_on_the_first_token_of_another_is_found():
 
 
 @pytest.mark.parametrize("exact", [False, True])
-def test_a_unit_in_the_last_place_is_a_leak_only_of_a_model_that_is_known_to_be_exact(exact):
+def test_a_unit_in_the_last_place_is_a_leak_only_of_a_model_known_to_be_exact(exact):
     """Where float64 does not decide, as with large weights."""
     model = Gated(lambda ids: 0 * ids)
     model.head.register_forward_pre_hook(lambda _, inputs: inputs[0] * (1 + 1.2e-7 * (inputs[0].sum() > 0)))

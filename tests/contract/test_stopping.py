@@ -158,7 +158,7 @@ def test_a_damaged_cache_is_prepared_again(settings, whole, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_full_disk_is_refused_in_one_line_before_training_and_harms_no_checkpoint_later(settings, whole, tmp_path):
+def test_a_full_disk_is_one_line_before_training_and_harms_no_checkpoint_later(settings, whole, tmp_path):
     train_until("tokens.bin:1", FILL_DISK, tmp_path, *settings).refused(tmp_path / "cache")
     assert list((tmp_path / "cache").iterdir()) == []
     done = train_until("backward:14", FILL_DISK, tmp_path, *settings)

@@ -48,7 +48,7 @@ def test_tokens_move_to_a_gpu_once_where_they_fit(make_data, monkeypatch, free, 
         assert inputs.shape == targets.shape == (4, 16) and inputs.device.type == ("meta" if resident else "cpu")
 
 
-def test_a_batch_of_many_times_the_text_is_refused_and_one_of_a_short_test_text_is_not(make_data):
+def test_a_batch_of_many_times_the_text_is_an_error_but_not_for_a_short_test_text(make_data):
     """The checks of the loss cut their own short texts into windows of the run's batch size."""
     data = make_data(batch_size=100)
     data.prepare_data()

@@ -143,7 +143,7 @@ def test_documents_are_separated_by_their_first_tokens(settings):
     assert ids == [*text.tokenizer.encode("a" * 50).ids, 0, *text.tokenizer.encode("b" * 50).ids, 0]
 
 
-def test_the_tokenizer_is_trained_on_the_training_part_only_and_copies_are_in_one_part(settings):
+def test_the_tokenizer_knows_the_training_part_only_and_copies_are_in_one_part(settings):
     words = ["".join(random.Random(i).choices("bdfghklmnprstvz", k=8)) for i in range(20)]
     write(Path("own"), {f"{i}.md": f" {words[i % 20]}".encode() * 40 for i in range(30)})  # ten of them twice
     text = prepared(settings, path="own/*.md", val_fraction=0.2, tokenizer={"kind": "bpe", "vocab_size": 700})

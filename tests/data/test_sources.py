@@ -119,7 +119,7 @@ def test_what_a_table_is():
 
 
 @pytest.mark.slow
-def test_this_standard_library_has_the_documented_size_no_tables_and_a_clean_validation(tmp_path, capsys):
+def test_this_standard_library_has_its_documented_size_and_a_clean_validation(tmp_path, capsys):
     config = parse({"source": "stdlib", "cache_dir": str(tmp_path), "tokenizer": {"kind": "byte"}})
     text = config.prepare()
     train, val = (text.meta["counts"][split]["bytes"] for split in ("train", "val"))

@@ -76,7 +76,7 @@ def test_too_little_text():
         ValWindows(np.zeros(1), 8, 1)
 
 
-def test_shorter_windows_are_the_long_ones_cut_and_the_loader_continues_at_their_step():
+def test_shorter_windows_are_the_long_ones_cut_and_continue_at_their_step():
     """Each rank counts optimizer steps, of several batches."""
     text = np.arange(200, dtype=np.uint16)
     for rank in range(2):

@@ -120,7 +120,7 @@ def test_the_facts_of_a_mask_are_those_of_its_elements(rule, elements, monkeypat
         assert causal_facts(t, s, window) == CausalFacts(min(counts) == s, triangle, min(counts) == 0, sum(counts))
 
 
-def test_half_of_a_key_is_that_of_the_position_before_unless_a_query_sees_it_without_that_one():
+def test_half_of_a_key_is_that_of_the_position_before_where_a_query_sees_both():
     k = torch.arange(1.0, 25).view(1, 1, 3, 8)  # the pairs are (0, 4), (1, 5), (2, 6), (3, 7)
     rows = [[1, 2, 0, 0, 5, 6, 0, 0], [9, 10, 3, 4, 13, 14, 7, 8], [17, 18, 11, 12, 21, 22, 15, 16]]
     keys = OffsetKeys(8)

@@ -96,7 +96,7 @@ def test_intervals_are_those_of_an_independent_computation(n_variants, n_seeds, 
     assert [each.verdict for each in found] == verdicts and {each.seeds for each in found} == {n_seeds}
 
 
-def test_seeds_without_a_pair_are_left_out_and_a_diverged_run_or_one_seed_allows_no_statement():
+def test_only_pairs_of_seeds_count_and_a_diverged_run_or_one_seed_decides_nothing():
     losses = np.random.default_rng(0).normal(size=(5, 4, 12))
     losses[1, 3] = losses[0, 0] = np.nan  # runs that do not exist
     losses[2, 2] = np.inf  # a run that diverged

@@ -49,7 +49,7 @@ def test_an_ffn_equals_its_formula(kind):
     assert_close(*(torch.autograd.grad(y, x, grad)[0] for y in (out, expected)))
 
 
-def test_angles_of_rotation_are_computed_in_float64_and_scores_depend_on_the_distance():
+def test_angles_of_rotation_are_those_of_float64_and_scores_depend_on_the_distance():
     cos, sin = rope_table(9, 8)
     q, k = torch.randn(2, 1, 1, 1, 8).expand(2, 1, 1, 9, 8)  # the same vector at every position
     scores = (rotate(q, cos, sin) @ rotate(k, cos, sin).mT)[0, 0]

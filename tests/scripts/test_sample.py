@@ -85,7 +85,7 @@ def test_compiled_code_is_kept_next_to_the_data_and_needs_a_compiler(folder, mon
 
 
 @pytest.mark.slow
-def test_a_reader_may_stop_reading_and_a_terminal_is_asked_for_prompts_and_shows_no_control_characters(folder):
+def test_a_reader_may_stop_reading_and_a_terminal_shows_no_control_characters(folder):
     import pty
 
     command, lm = [sys.executable, str(SCRIPT), "device=cpu"], load(folder / "outputs/run")

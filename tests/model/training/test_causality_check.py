@@ -100,9 +100,7 @@ def test_a_backend_that_computes_something_else_is_found(monkeypatch):
     assert failed(module_of(backend="fused")) == {"equal model precision=32-true"}
 
 
-def test_weights_modes_and_random_numbers_are_the_same_after_it_and_each_validation_adds_two_checks(
-    tmp_path, capsys, monkeypatch
-):
+def test_nothing_else_changes_and_each_validation_adds_two_checks(tmp_path, capsys, monkeypatch):
     module, callback, seeds, original = module_of(attn_dropout=0.1), CausalityCheck(tmp_path), [], check_weights
     monkeypatch.setattr(causality_check, "check_weights", lambda *rest: seeds.append(rest[-1]) or original(*rest))
     module.model.blocks[0].eval()

@@ -65,7 +65,7 @@ def test_the_memory_of_a_run_is_that_of_its_device(monkeypatch):
     assert peak_memory_bytes("cuda") == 3 * 10**15 and 1e7 < peak_memory_bytes("cpu") < 3 * 10**15
 
 
-def test_the_code_version_is_that_of_this_checkout_alone_and_counts_changes_of_tracked_files(tmp_path):
+def test_the_code_version_is_that_of_this_checkout_alone_with_changes_of_tracked_files(tmp_path):
     """A package installed within another repository has none."""
     package = tmp_path / "site-packages" / "tril"
     package.mkdir(parents=True)

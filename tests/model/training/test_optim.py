@@ -85,7 +85,7 @@ def test_muons_products_have_the_precision_of_the_run(monkeypatch, precision, dt
     assert seen == {dtype}
 
 
-def test_a_graph_updates_as_single_kernels_do_and_is_captured_for_gradients_at_the_same_addresses(monkeypatch):
+def test_a_graph_updates_as_single_kernels_do_and_is_captured_at_the_same_addresses(monkeypatch):
     """On a GPU with CUDA graphs; elsewhere without, so that only what surrounds them is tested."""
     captured, capture = [], optim.capture if torch.cuda.is_available() else lambda work: work
     monkeypatch.setattr(optim, "capture", lambda work: captured.append(step) or capture(work))
