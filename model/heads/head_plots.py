@@ -1,4 +1,4 @@
-"""Figures of a model's heads: the loss without each head, without more and more heads, attention maps and scores.
+"""Pictures of a model's heads: one of removals and scores, one of attention maps, and one of the seeds of a sweep.
 
 Letters: L layers, H heads, T tokens.
 """
@@ -18,6 +18,7 @@ from tril.model.heads.records import COPY_LOSSES, UNIFORM, head_name
 from tril.model.heads.scores import SCORES
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
@@ -26,7 +27,7 @@ DPI = 130
 MAX_LABEL = 10  # characters of a token
 MAX_ANNOTATED = 24  # heads whose names fit along a curve
 MIN_FONT = 4.5  # points
-OVER_TIME: Any = [["previous", "first"], ["self", "induction"], ["entropy", "distance"], ["losses", "losses"]]
+OVER_TIME = [["previous", "first"], ["self", "induction"], ["entropy", "distance"], ["losses", "legend"]]
 WHITESPACE = {" ": "␣", "\n": "↵", "\t": "→", "\r": "←"}  # glyphs of matplotlib's default font
 
 
@@ -42,55 +43,100 @@ def saved_figure(path: str | Path, width: float, height: float) -> Iterator["Fig
         figure.savefig(path, dpi=DPI)
 
 
-def plot_ablation(path: str | Path, ablation: Ablation) -> None:
-    """PNG: layers x heads with the change of the loss and its interval. Those without a verdict are hatched."""
+def plot_heads(
+    path: str | Path, ablation: Ablation, removal: Sequence[Mapping[str, Any]], records: "DataFrame | None" = None
+) -> None:
+    """PNG: the loss without each head, without more and more heads, and the scores of every head over the steps.
+
+    Args:
+        removal: see `ablation.remove_in_turn`.
+        records: see `records.read_records`; None: the run has none.
+    """
+    n_layers, n_heads = ablation.single.shape[:2]
+    panels = [["alone", "in turn"], *([] if records is None else OVER_TIME)]
+    heights = [max(4.0, 0.6 * n_layers + 1.2), *[3.0] * (len(panels) - 1)]
+    with saved_figure(path, 2 * max(6.0, 0.8 * n_heads + 1.5), sum(heights)) as figure:
+        axes = figure.subplot_mosaic(panels, height_ratios=heights)  # pyright: ignore[reportArgumentType] of names
+        draw_ablation(axes["alone"], ablation)
+        draw_removal(axes["in turn"], removal)
+        if records is not None:
+            draw_records(axes, records)
+
+
+def draw_ablation(axes: "Axes", ablation: Ablation) -> None:
+    """Layers x heads with the change of the loss and its interval. Those without a verdict are hatched."""
     from matplotlib.colors import CenteredNorm
     from matplotlib.patches import Rectangle
 
     rows, (n_layers, n_heads) = ablation.rows(), ablation.single.shape[:2]
     rises = np.array([row["change"] for row in rows]).reshape(n_layers, n_heads)
     largest = np.abs(rises).max() or 1.0
-    with saved_figure(path, max(5.0, 0.95 * n_heads + 1.9), max(3.2, 0.62 * n_layers + 1.9)) as figure:
-        axes = figure.subplots()
-        image = axes.imshow(rises, cmap="RdBu_r", norm=CenteredNorm(0, largest), aspect="auto")
-        for ((layer, head), rise), row in zip(np.ndenumerate(rises), rows, strict=True):
-            unclear = row["verdict"] == UNCLEAR
-            color = "white" if abs(rise) > 0.6 * largest and not unclear else "black"
-            box = {"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 1} if unclear else None
-            text = f"{rise:+.3f}\n± {row['high'] - rise:.3f}"
-            axes.text(head, layer, text, ha="center", va="center", fontsize=8, color=color, bbox=box)
-            if unclear:
-                style = {"fill": False, "hatch": "///", "edgecolor": "0.75", "linewidth": 0, "zorder": 1.5}
-                axes.add_patch(Rectangle((head - 0.5, layer - 0.5), 1, 1, **style))
-        axes.set(xlabel="head", ylabel="layer", xticks=range(n_heads), yticks=range(n_layers))
-        figure.colorbar(image, ax=axes, label="rise of the loss, nats per token", pad=0.02)
-        title = f"Each head removed alone, with its interval over {ablation.clusters.unit}\nHatched: {UNCLEAR}"
-        figure.suptitle(title)
+    image = axes.imshow(rises, cmap="RdBu_r", norm=CenteredNorm(0, largest), aspect="auto")
+    for ((layer, head), rise), row in zip(np.ndenumerate(rises), rows, strict=True):
+        unclear = row["verdict"] == UNCLEAR
+        color = "white" if abs(rise) > 0.6 * largest and not unclear else "black"
+        box = {"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 1} if unclear else None
+        text = f"{rise:+.3f}\n± {row['high'] - rise:.3f}"
+        axes.text(head, layer, text, ha="center", va="center", fontsize=8, color=color, bbox=box)
+        if unclear:
+            style = {"fill": False, "hatch": "///", "edgecolor": "0.75", "linewidth": 0, "zorder": 1.5}
+            axes.add_patch(Rectangle((head - 0.5, layer - 0.5), 1, 1, **style))
+    hatched = f"\nhatched: {UNCLEAR}" if any(row["verdict"] == UNCLEAR for row in rows) else ""
+    axes.set_title(f"Each head removed alone, ± its interval over {ablation.clusters.unit}{hatched}", fontsize=10)
+    axes.set(xlabel="head", ylabel="layer", xticks=range(n_heads), yticks=range(n_layers))
+    axes.figure.colorbar(image, ax=axes, label="rise of the loss, nats per token", pad=0.02)
 
 
-def plot_removal(path: str | Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """PNG: the loss with more and more heads removed, the least important first, with the paired interval as a band.
-
-    Args:
-        rows: see `ablation.remove_in_turn`.
-    """
+def draw_removal(axes: "Axes", rows: Sequence[Mapping[str, Any]]) -> None:
+    """The loss with more and more heads removed, the least important first, with the paired interval as a band."""
     whole = rows[0]["loss"]
-    with saved_figure(path, max(8.0, 0.5 * min(len(rows), MAX_ANNOTATED)), 4.8) as figure:
-        axes = figure.subplots()
-        axes.plot([row["loss"] for row in rows], color=COLOR, lw=1.4, marker="o", ms=3)
-        low, high = ([whole + row[end] for row in rows] for end in ("low", "high"))
-        axes.fill_between(range(len(rows)), low, high, color=COLOR, alpha=0.2, lw=0)
-        for row in rows[1:] if len(rows) <= MAX_ANNOTATED else []:
-            style = {"xytext": (0, 6), "va": "bottom", "ha": "center", "rotation": 90, "fontsize": 7, "color": COLOR}
-            axes.annotate(row["removed_last"], (row["n_removed"], row["loss"]), textcoords="offset points", **style)
-        axes.axhline(whole, color="grey", ls="--", lw=1, label="whole model")
-        axes.margins(y=0.15)
-        title = "Heads removed one after another, the least important first"
-        axes.set(title=title, xlabel="heads removed", ylabel="loss, nats per token")
-        axes.locator_params(axis="x", integer=True)
-        axes.grid(axis="y", alpha=0.3)
-        axes.set_axisbelow(True)
-        axes.legend()
+    axes.plot([row["loss"] for row in rows], color=COLOR, lw=1.4, marker="o", ms=3)
+    low, high = ([whole + row[end] for row in rows] for end in ("low", "high"))
+    axes.fill_between(range(len(rows)), low, high, color=COLOR, alpha=0.2, lw=0)
+    for row in rows[1:] if len(rows) <= MAX_ANNOTATED else []:
+        style = {"xytext": (0, 6), "va": "bottom", "ha": "center", "rotation": 90, "fontsize": 7, "color": COLOR}
+        axes.annotate(row["removed_last"], (row["n_removed"], row["loss"]), textcoords="offset points", **style)
+    axes.axhline(whole, color="grey", ls="--", lw=1)
+    axes.margins(y=0.15)
+    title = "Heads removed one after another, the least important first\ndashed: the whole model"
+    axes.set_title(title, fontsize=10)
+    axes.set(xlabel="heads removed", ylabel="loss, nats per token")
+    axes.locator_params(axis="x", integer=True)
+    axes.grid(axis="y", alpha=0.3)
+    axes.set_axisbelow(True)
+
+
+def draw_records(panels: "Mapping[str, Axes]", records: "DataFrame") -> None:
+    """The scores of every head over the steps of its run, and the losses of the copies of repeated sequences."""
+    from matplotlib import colormaps
+    from matplotlib.ticker import ScalarFormatter
+
+    steps, heads = records.index, [head for head in records["entropy"] if head != UNIFORM]
+    layers = [int(name[1:].partition("H")[0]) for name in heads]
+    colors = colormaps["viridis"](np.linspace(0, 0.9, max(layers) + 1))
+    lines = {}  # label -> line
+    for name in (name for name in SCORES if name in panels):
+        axes, curves = panels[name], records.xs(name, axis="columns")  # (steps, heads)
+        last = curves.iloc[-1]
+        [lines["uniform weights"]] = axes.plot(steps, curves[UNIFORM], color="grey", ls="--", lw=1)
+        for layer, head in zip(layers, heads, strict=True):
+            [lines[f"layer {layer}"]] = axes.plot(steps, curves[head], color=colors[layer], lw=1.2)
+            if last[head] == last[heads].max():
+                axes.annotate(head, (steps[-1], last[head]), fontsize=8, va="bottom", ha="right")
+        axes.set_title(f"{name}: {SCORES[name]}", fontsize=8, wrap=True)
+    for name, label, color in zip(COPY_LOSSES, ("first copy", "second copy"), ("tab:brown", "tab:orange"), strict=True):
+        [lines[label]] = panels["losses"].plot(steps, records[name, UNIFORM], color=color)
+    panels["losses"].set_title("loss of random sequences that are repeated, nats per token", fontsize=8)
+    for axes in (panels[name] for name in (*SCORES, "losses") if name in panels):
+        axes.set_xscale("symlog", linthresh=1)  # linear up to step 1, since the first step is 0
+        axes.xaxis.set_major_formatter(ScalarFormatter())
+        axes.margins(y=0.1)
+        axes.grid(alpha=0.3)
+        axes.set_xlabel("step", fontsize=8)
+    panels["legend"].set_axis_off()
+    columns = 1 + len(lines) // 8
+    note = "Over the steps of the run, on less text and\nshorter sequences than the printed scores"
+    panels["legend"].legend(lines.values(), lines.keys(), loc="center", ncols=columns, title=note, fontsize=8)
 
 
 def plot_ranks(path: str | Path, averages: Mapping[str, Mapping[str, Comparison]]) -> None:
@@ -135,41 +181,6 @@ def plot_maps(path: str | Path, maps: Tensor, tokens: Sequence[str]) -> None:
         figure.supylabel("query token", fontsize=10)
         shrink = min(1.0, 6 / (n_layers * side))
         figure.colorbar(image, ax=panels, label="weight\n(grey: exactly 0)", shrink=shrink, pad=0.02)
-
-
-def plot_records(path: str | Path, records: "DataFrame") -> None:
-    """PNG: the scores of every head over the steps of its run, and the losses of the copies of repeated sequences.
-
-    Args:
-        records: see `records.read_records`.
-    """
-    from matplotlib import colormaps
-
-    steps, heads = records.index, [head for head in records["entropy"] if head != UNIFORM]
-    layers = [int(name[1:].partition("H")[0]) for name in heads]
-    colors = colormaps["viridis"](np.linspace(0, 0.9, max(layers) + 1))
-    with saved_figure(path, 10.0, 11.0) as figure:
-        panels = figure.subplot_mosaic(OVER_TIME, sharex=True)
-        for name in (name for name in SCORES if name in panels):
-            axes, curves = panels[name], records.xs(name, axis="columns")  # (steps, heads)
-            last = curves.iloc[-1]
-            axes.plot(steps, curves[UNIFORM], color="grey", ls="--", lw=1, label="uniform")
-            for layer, head in zip(layers, heads, strict=True):
-                label = f"layer {layer}" if head.endswith("H0") else None  # once
-                axes.plot(steps, curves[head], color=colors[layer], lw=1.2, label=label)
-                if last[head] == last[heads].max():
-                    axes.annotate(head, (steps[-1], last[head]), fontsize=8, va="bottom", ha="right")
-            axes.set_title(f"{name}: {SCORES[name]}", fontsize=8, wrap=True)
-        losses = panels["losses"]
-        for name, label in zip(COPY_LOSSES, ("first copy", "second copy"), strict=True):
-            losses.plot(steps, records[name, UNIFORM], label=label)
-        losses.set_title("loss of random sequences that are repeated, nats per token", fontsize=8)
-        losses.set_xlabel("step")
-        losses.legend(fontsize=8)
-        for axes in panels.values():
-            axes.set_xscale("symlog", linthresh=1)  # linear up to step 1, since the first step is 0
-            axes.grid(alpha=0.3)
-        panels["previous"].legend(fontsize=8)
 
 
 def readable(token: str) -> str:

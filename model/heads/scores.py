@@ -8,8 +8,9 @@ spreads its weight evenly over the visible keys.
 
 import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +18,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from tril.model.attention import attention
+from tril.model.comparison import UNCLEAR, WORSE
 from tril.model.generation.generate import inference
 from tril.model.gpt import GPT
 from tril.model.heads.attention_maps import TokenWindows, capture_attention
@@ -31,6 +33,13 @@ SCORES = {
     "induction": "weight of the token after the previous occurrence of the same token, in a repeated random sequence",
 }
 N_REPEATS = 32  # random sequences for the induction score
+DOES = {  # what a head does whose score is high
+    "previous": "attends to the previous token",
+    "first": "attends to the first token",
+    "self": "attends to the token itself",
+    "induction": "continues repeated text",
+}
+HIGH = 0.25  # and twice the score of uniform weights
 
 
 @dataclass(frozen=True)
@@ -83,6 +92,30 @@ def score_heads(
     induction, reference, nll = _means(model, TokenWindows(repeats, repeats.roll(-1, 1)), induction_scores)
     losses = nll[:, : length - 1].mean().item(), nll[:, length:-1].mean().item()  # nll: of the next token each
     return HeadScores(heads | induction, uniform | reference, length, losses)
+
+
+def in_words(heads: Sequence[Mapping[str, Any]], uniform: Mapping[str, float]) -> str:
+    """Sentences on what the heads do, and on which of them the loss depends.
+
+    Args:
+        heads: the name, the scores, and the change of the loss with its verdict of each head, see `Ablation.rows`.
+        uniform: the scores of uniform weights.
+    """
+    sentences = []
+    for row in heads:
+        effect = "" if row["verdict"] == UNCLEAR else f"; without it {row['change']:+.2f} nats"
+        for name, does in DOES.items():
+            if row[name] >= max(HIGH, 2 * uniform[name]):
+                score = f"{'induction ' if name == 'induction' else ''}{row[name]:.2f}"
+                sentences.append(f"{row['head']} {does} ({score}{effect}).")
+    if not sentences:
+        sentences.append(f"No head does mostly one thing: no weight of the scores below is {HIGH} or more.")
+    most = max(heads, key=lambda row: row["change"])
+    if most["verdict"] == WORSE:
+        sentences.append(f"The loss rises most without {most['head']}: by {most['change']:.2f} nats per token.")
+    else:
+        sentences.append("Without any single head, the loss is not distinguishable from the loss of the whole model.")
+    return " ".join(sentences)
 
 
 def alphabet_of(tokenizer: Tokenizer, eot_id: int) -> Tensor:

@@ -5,6 +5,8 @@ Letters: L layers, H heads, T tokens.
 
 import os
 import sys
+import textwrap
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -19,10 +21,10 @@ from tril.model.generation.generate import inference
 from tril.model.generation.language_model import LanguageModel
 from tril.model.heads.ablation import ablate, average, change_row, obstacle, remove_in_turn
 from tril.model.heads.attention_maps import TokenWindows, attention_maps
-from tril.model.heads.head_plots import plot_ablation, plot_maps, plot_ranks, plot_records, plot_removal
+from tril.model.heads.head_plots import plot_heads, plot_ranks
 from tril.model.heads.page import write_page
 from tril.model.heads.records import UNIFORM, all_heads, read_maps, read_records
-from tril.model.heads.scores import N_REPEATS, SCORES, alphabet_of, score_heads
+from tril.model.heads.scores import N_REPEATS, SCORES, alphabet_of, in_words, score_heads
 from tril.model.masks import document_options
 from tril.model.runs import find_checkpoint, run_folder
 from tril.model.text_clusters import TextClusters
@@ -31,7 +33,8 @@ from tril.scripts.cli.errors import user_errors, writable
 from tril.scripts.experiments.losses import spread
 from tril.scripts.experiments.sweep import Sweep, Variant, read_sweep
 
-SHOWN_TOKENS = 48  # of the validation part, without a prompt
+SHOWN_TOKENS = 48  # of the validation part, without a prompt: those of head_maps.npz
+REPEATED_TOKENS = 16  # of these follow once more, so that a head that continues repeated text shows
 N_NEXT_TOKENS = 10  # most probable next tokens on the page
 SCOPE = (
     "This describes one trained model on one text, not its configuration: another seed gives other heads. "
@@ -94,12 +97,10 @@ def describe_model(path: Path, windows: int, prompt: str | None, seed: int, out:
     uniform = {"head": UNIFORM, **scores.uniform}
     write_text(folder / "heads.csv", csv_text([*(row | counts for row in heads), uniform]))
     write_text(folder / "removal.csv", csv_text(row | counts for row in removal))
-    plot_ablation(folder / "heads.png", ablation)
-    plot_removal(folder / "removal.png", removal)
+    plot_heads(folder / "heads.png", ablation, removal, records)
     ids = torch.tensor([shown], device=lm.model.embed.weight.device)  # (1, T)
     options = document_options(ids, text.document_eot)
     maps = attention_maps(lm.model, ids, **options)[:, 0].cpu()  # (L, H, T, T)
-    plot_maps(folder / "attention.png", maps, shown_tokens)
     write_page(
         folder / "attention.html",
         tokens=shown_tokens,
@@ -110,25 +111,22 @@ def describe_model(path: Path, windows: int, prompt: str | None, seed: int, out:
             name.replace("_", " "): (f"{SCORES[name]}; mean over the validation windows", values)
             for name, values in scores.heads.items()
         },
-        earlier=earlier if recorded == shown else None,
+        earlier=earlier_maps(recorded, earlier, shown),
     )
-    files = "heads.json, heads.csv, heads.png, removal.csv, removal.png, attention.png, attention.html"
-    if records is not None:
-        plot_records(folder / "heads_over_time.png", records)
-        files += ", heads_over_time.png"
+    files = "heads.png, attention.html, heads.csv, removal.csv, heads.json"
     lines = [["head", "change of the loss", "the model is then", *SCORES]]
     for row in sorted(heads, key=lambda row: -row["change"]):
         effect = f"{row['change']:+.4f} ± {row['high'] - row['change']:.4f}"
         lines.append([row["head"], effect, row["verdict"], *(f"{row[name]:.3f}" for name in SCORES)])
     lines.append([UNIFORM, "", "", *(f"{uniform[name]:.3f}" for name in SCORES)])
     print(
-        f"{SCOPE}\n\n"
+        f"{textwrap.fill(in_words(heads, scores.uniform), 120)}\n\n"
         f"Loss of the whole model: {ablation.loss:.4f} nats per token over {windows} windows.\n"
         f"Change of the loss without a head, the most important head first, with an interval over "
         f"{clusters.describe()};\nthe intervals of all {len(heads)} heads hold together in 95%, and "
         "more windows make them narrower.\n"
         f"Then what the head attends to (induction: on {scores.induction_length} random tokens, repeated):\n\n"
-        f"{markdown_table(lines, (0, 2))}\n\n{folder}: {files}",
+        f"{markdown_table(lines, (0, 2))}\n\n{SCOPE}\n\n{folder}: {files}",
         flush=True,
     )
 
@@ -161,14 +159,23 @@ def sample_windows(checkpoint: Checkpoint, n: int) -> tuple[np.ndarray, TokenWin
 
 
 def prompt_ids(lm: LanguageModel, tokens: np.ndarray, prompt: str | None) -> list[int]:
-    """The ids of the text to show; by default, the start of the validation tokens."""
+    """The ids of the text to show; by default, the start of the validation tokens, whose own start follows again."""
     limit = lm.config.context_length
     if prompt is None:
-        return tokens[: min(SHOWN_TOKENS, limit)].tolist()
+        shown = tokens[: min(SHOWN_TOKENS, limit)].tolist()
+        return [*shown, *shown[: min(REPEATED_TOKENS, limit - len(shown))]]
     ids = lm.encode(prompt)
     if len(ids) > limit:
         raise ValueError(f"prompt has {len(ids)} tokens, more than the model's context_length={limit}; shorten it")
     return ids
+
+
+def earlier_maps(ids: list[int], maps: Mapping[int, np.ndarray], shown: list[int]) -> dict[int, np.ndarray]:
+    """The maps of earlier steps (L, H, T, T), if the text that is shown begins with theirs; 0 at its other tokens."""
+    if not ids or shown[: len(ids)] != ids:
+        return {}
+    more = (0, len(shown) - len(ids))
+    return {step: np.pad(codes, ((0, 0), (0, 0), more, more)) for step, codes in maps.items()}
 
 
 def next_tokens(lm: LanguageModel, ids: Tensor, options: dict[str, Tensor]) -> list[list[tuple[str, float]]]:

@@ -1,6 +1,7 @@
 """Ablation of heads by document, against full passes with a gate, and simulated texts; what the figures draw."""
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,8 +12,9 @@ from tril.model.gpt import IGNORE
 from tril.model.heads import ablation as subject
 from tril.model.heads.ablation import head_gate
 from tril.model.heads.attention_maps import TokenWindows, attention_maps
-from tril.model.heads.head_plots import plot_ablation, plot_maps, plot_removal, readable
-from tril.model.heads.records import all_heads, head_name
+from tril.model.heads.head_plots import plot_heads, plot_maps, readable
+from tril.model.heads.records import COPY_LOSSES, all_heads, head_name
+from tril.model.heads.scores import SCORES
 from tril.model.intervals import clustered_mean
 from tril.model.masks import document_options
 from tril.model.text_clusters import TextClusters
@@ -108,14 +110,19 @@ def test_the_figures_draw_each_head_where_it_belongs(monkeypatch, tmp_path):
     monkeypatch.setattr(Figure, "savefig", lambda self, *rest, **more: drawn.append(self))
     ablation = ablate(model, text)
     maps = attention_maps(model, text.ids[:1, :5])[:, 0]
-    plot_ablation(tmp_path / "a.png", ablation)
-    rows = subject.remove_in_turn(model, text, ablation)
-    plot_removal(tmp_path / "b.png", rows)
+    rows, heads = subject.remove_in_turn(model, text, ablation), [f"L{n // 4}H{n % 4}" for n in range(8)]
+    columns = pd.MultiIndex.from_product([(*SCORES, *COPY_LOSSES), (*heads, "uniform")])
+    records = pd.DataFrame(np.random.default_rng(0).random((3, len(columns))), [0, 1, 9], columns)
+    plot_heads(tmp_path / "a.png", ablation, rows, records)
     plot_maps(tmp_path / "c.png", maps, ["a", "b", "$\\x$", "d", "e"])
-    changes, removal, grid = drawn
-    rises = [row["change"] for row in ablation.rows()]
-    assert np.array_equal(changes.axes[0].images[0].get_array().flatten(), rises)
-    assert list(removal.axes[0].lines[0].get_ydata()) == [row["loss"] for row in rows]
+    (picture, grid), rises = drawn, [row["change"] for row in ablation.rows()]
+    panels = {axes.get_label(): axes for axes in picture.axes}
+    assert np.array_equal(panels["alone"].images[0].get_array().flatten(), rises)
+    assert list(panels["in turn"].lines[0].get_ydata()) == [row["loss"] for row in rows]
+    for line, head in zip(panels["induction"].lines, ["uniform", *heads], strict=True):
+        assert list(line.get_ydata()) == list(records["induction", head])
+    legend = [text.get_text() for text in panels["legend"].get_legend().get_texts()]
+    assert legend == ["uniform weights", "layer 0", "layer 1", "first copy", "second copy"]
     assert np.array_equal([axes.images[0].get_array().filled(0) for axes in grid.axes[:8]], maps.flatten(0, 1))
     shown = {"\t a\r": "→␣a←", "<|endoftext|>": "<|endofte…", "é日": "é日", "\u200b": "\ufffd", "": ""}
     assert {text: readable(text) for text in shown} == shown
