@@ -1,17 +1,16 @@
-"""One comparison of losses: variants with a baseline, paired by seed and by document.
-
-Whatever calls one loss lower than another asks `compare`: the report of a sweep, the effect of a removed head, two
-evaluated checkpoints. It stands in `model`, because heads and evaluation may not import `scripts`.
+"""One comparison of losses: variants with a baseline, paired by document and, on request, by seed.
 
 A configuration is trained with some seeds and validated on one text, so its loss is uncertain in two ways: other seeds
-give other weights, and another text of the same kind is easier or harder. Variants are compared seed by seed and
-document by document, so what a seed or a document changes for both cancels. Seeds and documents are crossed random
-effects: d[s, g] = mean + seed[s] + text[g] + rest[s, g].
+give other weights, and another text of the same kind is easier or harder. Seeds and documents are crossed random
+effects: the losses of two runs differ by d[s, g] = mean + seed[s] + text[g] + rest[s, g]. The effect of a document on
+both always cancels. The effect of a seed cancels only where one seed does the same to both runs; else pairs of seeds
+cost degrees of freedom and gain nothing.
 
 Letters: V variants with the baseline, S seeds, G documents (or other clusters of the text).
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,6 +22,8 @@ BETTER, WORSE, EQUAL = "better", "worse", "equal within the margin"
 UNCLEAR = "not distinguishable"
 ONE_SEED, DIVERGED, ONE_DOCUMENT = "one seed", "diverged", "one document"  # no interval, so no statement
 POWER = 0.8  # probability with which the smallest detectable difference is found
+MAX_SEEDS = 1000  # of the search of `seeds_needed`
+Variances = Sequence[tuple[float, float]]  # independent contributions to the variance of a mean, with their df
 
 
 @dataclass(frozen=True)
@@ -30,19 +31,30 @@ class Comparison:
     """A variant compared with the baseline.
 
     Attributes:
-        difference: variant - baseline, below 0 if the variant is better. The intervals of all variants together hold
-            the true differences with a probability of at least 1 - alpha. Without ends where there is no statement.
+        difference: variant - baseline, below 0 if the variant is better; n counts the seeds common to both. The
+            intervals of all variants together hold the true differences with a probability of at least 1 - alpha.
+            Without ends where there is no statement.
         verdict: BETTER, WORSE, EQUAL, UNCLEAR, or why there is no statement: ONE_SEED, DIVERGED, ONE_DOCUMENT.
-        seeds: common to both.
-        se: standard error of the difference; None without an interval.
-        df: its degrees of freedom; None without an interval.
+        variances: contributions of the seeds and of the text to the variance of the mean; () without an interval.
     """
 
     difference: Interval
     verdict: str
-    seeds: int
-    se: float | None = None
-    df: float | None = None
+    variances: Variances = ()
+
+    @property
+    def seeds(self) -> int:
+        return self.difference.n
+
+    @property
+    def se(self) -> float | None:
+        """Standard error of the difference; None without an interval."""
+        return math.sqrt(sum(each for each, _ in self.variances)) if self.variances else None
+
+    @property
+    def df(self) -> float | None:
+        """Its degrees of freedom; None without an interval."""
+        return _joint_df(self.variances) if self.variances else None
 
     @property
     def detectable(self) -> float | None:
@@ -56,9 +68,32 @@ class Comparison:
         effect = brentq(lambda effect: nct.sf(critical, self.df, effect) - POWER, 0, 3 * critical + 3)
         return self.se * float(effect)  # pyright: ignore[reportArgumentType] a float, since full_output is False
 
+    def seeds_needed(self, effect: float, level: float) -> int | None:
+        """The seeds with which a true difference `effect` is found with probability POWER at this level, if the
+        variances are as estimated. None: more than MAX_SEEDS, as where the text alone makes the difference uncertain.
+        """
+        from scipy.stats import nct
+
+        (of_seeds, df), *of_text = self.variances
+
+        def power(seeds: int) -> float:
+            part = (of_seeds * self.seeds / seeds, df * (seeds - 1) / (self.seeds - 1))
+            variances = [part, *of_text]
+            se = math.sqrt(sum(each for each, _ in variances))
+            return float(nct.sf(_half_width(variances, level) / se, _joint_df(variances), effect / se)) if se else 1.0
+
+        seeds = 2 + bisect_left(range(2, MAX_SEEDS + 1), POWER, key=power)
+        return seeds if seeds <= MAX_SEEDS else None
+
 
 def compare(
-    losses: np.ndarray, sizes: np.ndarray, alpha: float = 0.05, margin: float | None = None, *, of_models: bool = False
+    losses: np.ndarray,
+    sizes: np.ndarray,
+    alpha: float = 0.05,
+    margin: float | None = None,
+    *,
+    of_models: bool = False,
+    paired: bool = True,
 ) -> list[Comparison]:
     """Compares each variant with the baseline over their common seeds; all comparisons form one family (Bonferroni).
 
@@ -70,74 +105,75 @@ def compare(
         margin: a difference below it counts as none; None: nothing is called equal.
         of_models: the intervals are about these trained models (one seed) on other text; else about the
             configurations, for other seeds and other text.
+        paired: compares runs of equal seeds; else the runs of both are independent, and only as many.
 
     Returns:
         The comparisons of variants 1, 2, ..., V - 1.
     """
     assert losses.shape[0] >= 2 and losses.shape[2:] == sizes.shape and sizes.min() > 0, (losses.shape, sizes.shape)
-    trained = np.logical_not(np.isnan(losses).all(-1))  # (V, S)
-    pairs = trained[1:] & trained[0]
+    trained, level = np.logical_not(np.isnan(losses).all(-1)), alpha / (len(losses) - 1)  # (V, S)
+    runs = [(losses[0][both], rows[both]) for rows, both in zip(losses[1:], trained[1:] & trained[0], strict=True)]
     with np.errstate(invalid="ignore"):  # inf - inf
-        family = [rows[common] - losses[0][common] for rows, common in zip(losses[1:], pairs, strict=True)]
-    level = alpha / len(family)
+        differences = [of_variant - of_baseline for of_baseline, of_variant in runs]  # (S, G) each
     if of_models:
-        return [_of_models(difference[0], sizes, level, margin) for difference in family]
-    tested = [each for each in family if len(each) > 1 and np.isfinite(each).all()]
-    pooled = pooled_variance([each @ sizes / sizes.sum() for each in tested])
-    return [_of_configurations(each, sizes, level, margin, pooled) for each in family]
+        return [_of_models(each[0], sizes, level, margin) for each in differences]
+    family = [(each,) for each in differences] if paired else runs
+    by_seed = [[rows @ sizes / sizes.sum() for rows in each] for each in family]
+    pooled = pooled_variance([each for each in by_seed if len(each[0]) > 1 and np.isfinite(each).all()])
+    items = zip(differences, family, strict=True)
+    return [_of_configurations(*each, sizes, level, margin, pooled) for each in items]
 
 
-def pooled_variance(by_seed: Sequence[np.ndarray]) -> tuple[float, float]:
-    """The variance between seeds of a difference from the baseline, averaged over all differences; its df.
+def pooled_variance(family: Sequence[Sequence[np.ndarray]]) -> tuple[float, float]:
+    """The variance between seeds of the difference of two runs, averaged over all comparisons; its df.
 
-    All differences share the baseline, so with equal variances any two have the correlation 1/2, and the mean of k
-    variances has 4 k / (k + 3) times the degrees of freedom of one (Satterthwaite), instead of k times. This mean is
-    right for a baseline that varies more than the variants, unlike the residual variance of the layout variant + seed.
+    All comparisons share the baseline. Paired differences of equal variances then have the correlation 1/2, and the
+    mean of k variances has 4 k / (k + 3) times the degrees of freedom of one (Satterthwaite), instead of k times. For
+    independent runs, the same formula takes the variances as estimated (of one comparison: Welch's test). Both means
+    are right for a baseline that varies more than the variants, unlike the residual variance of variant + seed.
 
     Args:
-        by_seed: for each variant, its differences (S,), S >= 2.
+        family: for each comparison, the differences (S,), or the losses of baseline and variant, (S,) each; S >= 2.
     """
-    df = sum(len(each) - 1 for each in by_seed)
-    squares = sum(float(np.var(each)) * len(each) for each in by_seed)
-    return (squares / df, 4 * df / (len(by_seed) + 3)) if df else (math.nan, 0.0)
+    k, df = len(family), sum(len(each[0]) - 1 for each in family)
+    squares = [[float(np.var(rows)) * len(rows) for rows in each] for each in family]
+    variance = sum(map(sum, squares)) / df if df else math.nan
+    if not df or not variance or len(family[0]) == 1:
+        return variance, 4 * df / (k + 3)
+    of_baseline = sum(each for each, _ in squares) / df
+    of_variants = [square / (len(rows) - 1) / k for (_, square), (_, rows) in zip(squares, family, strict=True)]
+    return variance, df / k * variance**2 / (of_baseline**2 + sum(each**2 for each in of_variants))
 
 
-def text_variance(differences: np.ndarray, sizes: np.ndarray) -> tuple[float, float]:
-    """Contribution of the choice of the text to the variance of a mean difference, and its degrees of freedom.
+def text_variance(mean: np.ndarray, family: Sequence[np.ndarray], sizes: np.ndarray) -> tuple[float, float]:
+    """Contribution of the choice of the text to the variance of a mean difference (G,), and its degrees of freedom.
 
     The variance CR2 over documents of the difference, averaged over seeds, less what single runs contribute to it.
 
     Args:
-        differences: (S, G), S >= 2.
+        family: the differences, or the losses of baseline and variant: (S, G) each, S >= 2.
     """
-    n_seeds = len(differences)
     if len(sizes) < 2:
         return 0.0, math.inf
-    share = sizes / sizes.sum()
-    scores = share * (differences - (differences @ share)[:, None])  # (S, G), each row sums to 0
-    rest = np.sum((scores - scores.mean(0)) ** 2 / (1 - share)) / (n_seeds - 1) / n_seeds
-    total = clustered_mean(differences.mean(0) * sizes, sizes)
-    return max(0.0, total.se**2 - float(rest)), total.df
+    share, of_runs = sizes / sizes.sum(), 0.0
+    for rows in family:
+        scores = share * (rows - (rows @ share)[:, None])  # (S, G), each row sums to 0
+        of_runs += float(np.sum((scores - scores.mean(0)) ** 2 / (1 - share)) / (len(rows) - 1) / len(rows))
+    total = clustered_mean(mean * sizes, sizes)
+    return max(0.0, total.se**2 - of_runs), total.df
 
 
-def _of_configurations(
-    differences: np.ndarray, sizes: np.ndarray, level: float, margin: float | None, pooled: tuple[float, float]
-) -> Comparison:
-    """The comparison of differences (S, G), for other seeds and another text."""
+def _of_configurations(differences, family, sizes, level, margin, pooled) -> Comparison:
+    """The comparison of pairs of runs with these differences (S, G), for other seeds and another text."""
     seeds = len(differences)
     with np.errstate(invalid="ignore"):  # inf - inf
         by_seed = differences @ sizes / sizes.sum()  # (S,)
         mean = float(by_seed.mean()) if seeds else math.nan
     if seeds < 2 or not np.isfinite(by_seed).all():
-        verdict = ONE_SEED if np.isfinite(by_seed).all() else DIVERGED
-        return Comparison(Interval(mean, None, None, seeds), verdict, seeds)
-    text, text_df = text_variance(differences, sizes)
-    by_text = t_quantile(text_df, level) * math.sqrt(text) if text else 0.0
-    # Each part has its own degrees of freedom. For any ratio of the true variances the coverage is at least the
-    # stated rate (Banerjee 1960, Sankhya 22, p. 357).
-    own, df = max(float(np.var(by_seed, ddof=1)), pooled[0]), pooled[1]
-    half = math.hypot(t_quantile(df, level) * math.sqrt(own / seeds), by_text)
-    return _concluded(mean, half, margin, seeds, [(own / seeds, df), (text, text_df)])
+        return Comparison(Interval(mean, None, None, seeds), ONE_SEED if np.isfinite(by_seed).all() else DIVERGED)
+    own = sum(float(np.var(rows @ sizes / sizes.sum(), ddof=1)) for rows in family)
+    text = text_variance(differences.mean(0), family, sizes)
+    return _concluded(mean, [(max(own, pooled[0]) / seeds, pooled[1]), text], level, margin, seeds)
 
 
 def _of_models(differences: np.ndarray, sizes: np.ndarray, level: float, margin: float | None) -> Comparison:
@@ -145,24 +181,28 @@ def _of_models(differences: np.ndarray, sizes: np.ndarray, level: float, margin:
     mean = clustered_mean(differences * sizes, sizes)
     if math.isnan(mean.se):
         verdict = ONE_DOCUMENT if math.isfinite(mean.mean) else DIVERGED
-        return Comparison(Interval(mean.mean, None, None, 1), verdict, 1)
-    return _concluded(mean.mean, t_quantile(mean.df, level) * mean.se, margin, 1, [(mean.se**2, mean.df)])
+        return Comparison(Interval(mean.mean, None, None, 1), verdict)
+    return _concluded(mean.mean, [(mean.se**2, mean.df)], level, margin, 1)
 
 
-def _concluded(
-    mean: float, half: float, margin: float | None, seeds: int, variances: Sequence[tuple[float, float]]
-) -> Comparison:
-    """A comparison with the interval mean +- half.
-
-    Args:
-        variances: independent contributions to the variance of the mean, each with its degrees of freedom.
-    """
+def _concluded(mean: float, variances: Variances, level: float, margin: float | None, seeds: int) -> Comparison:
+    half = _half_width(variances, level)
     if margin is not None and abs(mean) + half < margin:
         verdict = EQUAL
     elif abs(mean) <= half:
         verdict = UNCLEAR
     else:
         verdict = BETTER if mean < 0 else WORSE
-    variance, squares = sum(each for each, _ in variances), sum(each**2 / df for each, df in variances)
-    interval = Interval(mean, mean - half, mean + half, seeds)
-    return Comparison(interval, verdict, seeds, math.sqrt(variance), variance**2 / squares if squares else math.inf)
+    return Comparison(Interval(mean, mean - half, mean + half, seeds), verdict, tuple(variances))
+
+
+def _half_width(variances: Variances, level: float) -> float:
+    """Of an interval. Each part has its own degrees of freedom: for any ratio of the true variances, the coverage is at
+    least 1 - level (Banerjee 1960, Sankhya 22, p. 357)."""
+    return math.hypot(*(t_quantile(df, level) * math.sqrt(each) for each, df in variances if each))
+
+
+def _joint_df(variances: Variances) -> float:
+    """Satterthwaite's degrees of freedom of the sum."""
+    squares = sum(each**2 / df for each, df in variances)
+    return sum(each for each, _ in variances) ** 2 / squares if squares else math.inf

@@ -19,11 +19,15 @@ from pydantic.dataclasses import dataclass
 from tril.data.settings import setting, strict_settings
 from tril.model.formats import Seconds
 from tril.scripts.cli.app import Composed, command, compose
+from tril.scripts.cli.config import RunConfig
 from tril.scripts.cli.errors import user_errors
 
 FIRST_SEEDS = 3  # of the first look, which has most of the level
-NOT_OF_AN_ARM = ("seed", "resume", "minutes", "+ablation", "sweep", "hydra")
-STATUS = {"better": 0, "worse": 1, "equal within the margin": 1}
+NOT_OF_AN_ARM = ("seed=", "resume=", "minutes=", "+ablation", "sweep.", "hydra")
+
+
+def key_of(word: str) -> str:
+    return word.partition("=")[0].lstrip("+~")
 
 
 @dataclass(frozen=True, config=strict_settings())
@@ -39,64 +43,46 @@ class RefereeCommand:
     seed: int = setting(0, "the first seed; the others follow it", ge=0, lt=2**63)
 
 
-def key_of(word: str) -> str:
-    """The key of a setting of train.py."""
-    return word.partition("=")[0].lstrip("+~")
-
-
-def plan(own: RefereeCommand, seed: int) -> tuple[list, list[str]]:
-    """The runs of baseline and candidate with this seed, and the keys in which they differ."""
-    from tril.scripts.cli.config import RunConfig
-    from tril.scripts.experiments import grid
-
-    runs = []
-    for text in (own.baseline, own.candidate):
-        words = list({key_of(word): word for word in shlex.split(f"{own.common} {text}")}.values())
-        if wrong := [word for word in words if word.partition("=")[0].partition(".")[0] in NOT_OF_AN_ARM]:
-            raise ValueError(f"{wrong[0]} cannot be set for one of two configurations; leave it out")
-        composed = compose("train", [*words, f"seed={seed}"])
-        config = RunConfig.of(composed.settings, composed.given)
-        if config.causality.allow_leak or config.callbacks.causality is None:
-            raise ValueError("the referee compares certified runs; leave out causality.allow_leak, callbacks.causality")
-        runs.append(grid.PlannedRun([*words, f"seed={seed}"], composed.settings, config))
-    if runs[0].identity == runs[1].identity:
-        raise ValueError("candidate and baseline have the same settings; set what the candidate changes")
-    return runs, grid.name_runs(runs)
+def arm(words: list[str]) -> list[str]:
+    """The settings of one of the two configurations, of each key the last one. Raises ValueError for wrong ones."""
+    words = list({key_of(word): word for word in words}.values())
+    if wrong := [word for word in words if word.startswith(NOT_OF_AN_ARM)]:
+        raise ValueError(f"{wrong[0]} cannot be set for one of two configurations; leave it out")
+    composed = compose("train", words)
+    config = RunConfig.of(composed.settings, composed.given)
+    if config.causality.allow_leak or config.callbacks.causality is None:
+        raise ValueError("the referee compares certified runs; leave out causality.allow_leak, callbacks.causality")
+    return words
 
 
 @command("referee", RefereeCommand)
 def main(own: RefereeCommand, composed: Composed) -> None:
-    from tril.scripts.experiments import run_process
-    from tril.scripts.experiments.launch import record_launch
-    from tril.scripts.experiments.report import read_report
-    from tril.scripts.experiments.sweep import Run, label_of
+    from tril.scripts.experiments import grid, launch, report, run_process, sweep
 
-    began = time.monotonic()
+    began, status = time.monotonic(), report.UNDECIDED
     with user_errors():
-        (baseline, candidate), swept = plan(own, own.seed)
-        shared = [word for word in baseline.arguments if key_of(word) not in ("seed", *swept)]
-        settings = compose("train", shared).settings
+        arms = [arm(shlex.split(f"{own.common} {text}")) for text in (own.baseline, own.candidate)]
+        if {*arms[0]} == {*arms[1]}:
+            raise ValueError("candidate and baseline have the same settings; set what the candidate changes")
         for n in range(FIRST_SEEDS, own.max_seeds + 1):
-            seeds = range(own.seed, own.seed + n) if n == FIRST_SEEDS else [own.seed + n - 1]
-            runs = [run for seed in seeds for run in plan(own, seed)[0]]
-            folder = record_launch(runs, swept, settings, baseline.values, script="referee")
+            seeds = range(own.seed, own.seed + n)[0 if n == FIRST_SEEDS else -1 :]
+            runs, swept = grid.plan([[*words, f"seed={seed}"] for seed in seeds for words in arms])
+            settings = compose("train", [word for word in arms[0] if key_of(word) not in swept]).settings
+            folder = launch.record_launch(runs, swept, settings, runs[0].values, script="referee")
             for run in runs:
                 run_process.train(folder / run.folder, run.arguments, run.folder)
-                if (trained := Run(folder / run.folder, run.seed)).state != "finished":
-                    remedy = trained.message or "start the same command again to continue"
-                    raise ValueError(f"{trained.folder} is {trained.state}: {remedy}")
-            report = read_report(folder, label_of(baseline.values), own.margin)
-            if not report.comparisons:
-                raise ValueError(f"{report.answer()} Give both the same text and split")
-            [label] = [each.label for each in report.sweep.variants if each.values == candidate.values]
-            look = report.comparisons[label]
-            print(f"{report.answer()} {folder / report.write(folder)[0]}", flush=True)
-            if look.verdict in STATUS or look.difference.mean == float("inf"):  # the candidate alone diverged
-                sys.exit(STATUS.get(look.verdict, 1))
-            if (time.monotonic() - began) * (n + 1) / n > own.budget:
+                if (state := sweep.state_of(folder / run.folder)) != "finished":
+                    raise ValueError(f"{folder / run.folder} is {state}; mend the cause, and start the same command")
+            found = report.read_report(folder, sweep.label_of(runs[0].values), own.margin)
+            if not found.losses.comparable:
+                raise ValueError(found.answer())
+            print(f"{found.answer()} {folder / found.write(folder)[0]}", flush=True)
+            status = found.status(sweep.label_of(runs[1].values))
+            if status != report.UNDECIDED or (time.monotonic() - began) * (n + 1) / n > own.budget:
                 break
-    print("undecided: budget or max_seeds is spent", flush=True)
-    sys.exit(3)
+    if status == report.UNDECIDED:
+        print("undecided: budget or max_seeds is spent", flush=True)
+    sys.exit(status)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,16 @@
 """Reports the results of a sweep:  python scripts/report.py dir=latest
 
 The sweep may still be running. Prints the differences from the baseline; report.md contains everything, with pictures;
-results.csv has a row for each variant and runs.csv one for each run, both with all digits.
+results.csv has a row for each variant and runs.csv one for each run, both with all digits. With candidate=VARIANT, the
+exit status is 0 (better than the baseline), 1 (worse or equal), 3 (undecided) or 2 (wrong input).
 """
 
 from tril.scripts.cli import interrupt
 
 if __name__ == "__main__":
     interrupt.begin()
+
+import sys
 
 from pydantic.dataclasses import dataclass
 
@@ -27,6 +30,7 @@ class ReportCommand:
     baseline: str | None = setting(
         None, "compare with this variant: model.n_heads=4, or several key=value with commas; null: the sweep's defaults"
     )
+    candidate: str | None = setting(None, "the exit status judges this variant, named as the baseline is: 0, 1 or 3")
     margin: float | None = setting(
         None,
         "largest difference that counts as equal, in nats per token; null: no variant is called equal",
@@ -51,8 +55,10 @@ def main(settings: ReportCommand, composed: Composed) -> None:
         from tril.scripts.experiments.report import read_report  # numpy and pandas take a moment to import
 
         report = read_report(folder, settings.baseline, settings.margin, settings.tune)
+        status = 0 if settings.candidate is None else report.status(settings.candidate)
         to = writable(settings.out or folder, "out")
         print(f"{report.shown()}\n\n{to}: {', '.join(report.write(to))}", flush=True)
+    sys.exit(status)
 
 
 if __name__ == "__main__":

@@ -21,24 +21,34 @@ def cr2(means, sizes):
     return np.sum((np.sqrt(share) * means @ form.T) ** 2, -1), np.sum(form**2) ** 2 / np.sum((form @ form.T) ** 2)
 
 
-def text_part(differences, sizes):
-    """Variance of the choice of the text for differences (..., S, G), less that of single runs; its df."""
+def text_part(differences, sizes, runs=None):
+    """Variance of the choice of the text for differences (..., S, G), less that of single runs; its df.
+
+    Args:
+        runs: the losses (..., S, G) of baseline and variants, if they are not paired.
+    """
     seeds, mean = differences.shape[-2], differences.mean(-2)
     if len(sizes) == 1:
         return np.zeros(mean.shape[:-1]), math.inf
     variance, df = cr2(mean, sizes)
-    single = cr2(differences - mean[..., None, :], sizes)[0].sum(-1) / (seeds * (seeds - 1))
-    return np.maximum(variance - single, 0), df
+    for rows in runs or [differences]:
+        rest = cr2(rows - rows.mean(-2, keepdims=True), sizes)[0]
+        variance = variance - rest.sum(-1) / (seeds * (seeds - 1))
+    return np.maximum(variance, 0), df
 
 
-def intervals(losses, sizes, level):
+def intervals(losses, sizes, level, paired=True):
     """Means and half widths (N, V - 1) of the differences of losses (N, V, S, G), whose seeds are complete."""
     differences = losses[:, 1:] - losses[:, :1]
     n, k, seeds, _ = differences.shape
+    of_runs = (losses @ sizes / sizes.sum()).var(-1, ddof=1)  # (N, V)
     by_seed = differences @ sizes / sizes.sum()  # (N, V - 1, S)
-    own = by_seed.var(-1, ddof=1)
+    own = by_seed.var(-1, ddof=1) if paired else of_runs[:, 1:] + of_runs[:, :1]
     pooled, df = own.mean(1, keepdims=True), 4 * k / (k + 3) * (seeds - 1)
-    text, text_df = text_part(differences, sizes)
+    if not paired:
+        squares = k**2 * of_runs[:, :1] ** 2 + (of_runs[:, 1:] ** 2).sum(1, keepdims=True)
+        df = (seeds - 1) * own.sum(1, keepdims=True) ** 2 / squares
+    text, text_df = text_part(differences, sizes, None if paired else [losses[:, :1], losses[:, 1:]])
     parts = stats.t.isf(level / k / 2, df) ** 2 * np.maximum(own, pooled) / seeds
     return by_seed.mean(-1), np.sqrt(parts + stats.t.isf(level / k / 2, text_df) ** 2 * text)
 

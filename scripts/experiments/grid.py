@@ -1,14 +1,14 @@
 """The runs of a grid: the combinations of a command, whether each is valid, and how large the models are."""
 
-import copy
 import itertools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
-from typing import Any, NamedTuple
+from typing import Any
 
+import yaml
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -17,6 +17,7 @@ from tril.model.formats import plain_table
 from tril.scripts.cli.app import compose
 from tril.scripts.cli.config import CONFIGS, RunConfig
 from tril.scripts.cli.errors import UserError, message_of
+from tril.scripts.cli.init_from import take_over
 from tril.scripts.cli.run import choose_hardware
 from tril.scripts.experiments.sweep import label_of, text_of
 
@@ -25,18 +26,18 @@ MAX_FOLDER_NAME = 120  # characters
 
 @dataclass
 class PlannedRun:
-    """A valid run of a sweep.
+    """A run of a sweep.
 
     Attributes:
         arguments: of train.py, key=value each.
-        settings: nested plain values.
-        values: of the swept keys.
-        sizes: parameters and FLOPs per token, once `fit_to_text` has set them.
+        settings: nested plain values, and the same checked, once `check_settings` has set them.
+        values: of the swept keys, once `name_runs` has set them.
+        sizes: parameters and FLOPs per token, once `check_text` has set them.
     """
 
     arguments: list[str]
-    settings: dict[str, Any]
-    config: RunConfig
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    config: RunConfig = field(init=False)
     values: dict[str, object] = field(default_factory=dict)
     sizes: dict[str, float] = field(default_factory=dict)
 
@@ -52,7 +53,7 @@ class PlannedRun:
     @property
     def identity(self) -> str:
         """Equal for two runs whose results are necessarily equal."""
-        return json.dumps(self.config.canonical(), sort_keys=True)
+        return json.dumps([self.config.canonical(), self.settings["init_from"]], sort_keys=True)
 
     def entry(self) -> dict:
         """Its entry of launches.jsonl."""
@@ -60,25 +61,25 @@ class PlannedRun:
         return named | self.sizes
 
 
-class Rejected(NamedTuple):
-    """A combination of the grid that cannot be trained, and the reason."""
-
-    arguments: list[str]
-    reason: str
-
-
-def expand(words: Sequence[str]) -> list[list[Override]]:
-    """The combinations of the values in a command, the last key fastest.
+def expand(words: Sequence[str]) -> list[list[str]]:
+    """The combinations of the values in a command, as arguments of train.py; the last key is the fastest.
 
     Args:
         words: in Hydra's grammar, such as "model.n_heads=1,2" or "seed=range(0,3)".
+
+    Raises:
+        UserError: a value is repeated.
     """
     parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
     choices = []
     for each in parser.parse_overrides(list(words)):
-        key, is_swept = each.get_key_element(), each.is_sweep_override()
-        texts = [f"{key}={value}" for value in each.sweep_string_iterator()] if is_swept else [str(each.input_line)]
-        choices.append(parser.parse_overrides(texts))
+        texts = [str(each.input_line)]
+        if each.is_sweep_override():
+            texts = [f"{each.get_key_element()}={value}" for value in each.sweep_string_iterator()]
+        arguments = [argument_of(value) for value in parser.parse_overrides(texts)]
+        if repeated := [text for i, text in enumerate(arguments) if text in arguments[:i]]:
+            raise UserError(f"{each.input_line} has {repeated[0]} twice, which gives the same run; leave one out")
+        choices.append(arguments)
     return [list(combination) for combination in itertools.product(*choices)]
 
 
@@ -88,70 +89,87 @@ def argument_of(override: Override) -> str:
     return f"{override.get_key_element()}={value}" if isinstance(value, str) else str(override.input_line)
 
 
-def plan(words: Sequence[str]) -> tuple[list[PlannedRun], list[Rejected]]:
-    """Composes and checks each combination of a command. Of runs with the same result, the first one is kept."""
-    composed: dict[tuple[str, ...], dict[str, Any]] = {}
-    runs, rejected = dict[str, PlannedRun](), []
-    for combination in expand(words):
-        arguments = [argument_of(each) for each in combination]
-        try:
-            settings = settings_of(combination, composed)
-            config = RunConfig.of(settings)
-            run = PlannedRun(arguments, settings, replace(config, hardware=choose_hardware(config)))
-        except (ValueError, OSError) as error:
-            rejected.append(Rejected(arguments, message_of(error)))
-            continue
-        first = runs.setdefault(run.identity, run)
-        if first is not run:
-            differing = " ".join(text for text in first.arguments if text not in arguments)
-            rejected.append(Rejected(arguments, f"the same run as {differing}: the difference has no effect"))
-    return list(runs.values()), rejected
+def plan(combinations: Sequence[list[str]], *, skip_invalid: bool | None = None) -> tuple[list[PlannedRun], list[str]]:
+    """Composes and checks the runs with these arguments, and prepares their text. Nothing is trained.
 
-
-def settings_of(combination: Sequence[Override], composed: dict[tuple[str, ...], dict[str, Any]]) -> dict[str, Any]:
-    """The settings of a run as nested plain values. Hydra takes tenths of a second, so it composes runs that differ in
-    numbers once.
-
-    Args:
-        composed: the settings of earlier calls.
-    """
-    numbers = [each for each in combination if not (each.is_add() or each.is_delete() or isinstance(each.value(), str))]
-    others = tuple(argument_of(each) for each in combination if each not in numbers)
-    if others not in composed:
-        composed[others] = compose("train", others).settings
-    settings = copy.deepcopy(composed[others])
-    for each in numbers:
-        *groups, name = each.get_key_element().split(".")
-        inner: Any = settings
-        for group in groups:
-            inner = inner.get(group) if isinstance(inner, dict) else None
-        if not isinstance(inner, dict) or name not in inner:  # Hydra says why
-            return compose("train", [argument_of(each) for each in combination]).settings
-        inner[name] = each.value()
-    return settings
-
-
-def report_rejected(runs: Sequence[PlannedRun], rejected: Sequence[Rejected], *, skip_invalid: bool) -> None:
-    """Prints the combinations that are left out, each once for all its seeds.
+    Returns:
+        The runs, and the swept keys.
 
     Raises:
-        UserError: there are some and `skip_invalid` is False, or no valid run remains.
+        UserError: see `keep_valid`.
     """
-    if not rejected:
-        return
-    every = [*runs, *rejected]
-    columns = list(zip(*(run.arguments for run in every), strict=True))
-    varied = [i for i, texts in enumerate(columns) if len(set(texts)) > 1 and not texts[0].startswith("seed=")]
-    lines = dict.fromkeys(f"  {' '.join(run.arguments[i] for i in varied)}: {run.reason}" for run in rejected)
-    counts = f"{len(rejected)} of {len(every)} runs"
-    if skip_invalid and runs:
-        print("\n".join([f"{counts} are left out:", *lines]), flush=True)
-        return
-    remedy = "correct them, or leave them out with sweep.skip_invalid=true" if runs else "correct them"
-    error = UserError(f"{counts} of the grid are invalid; {remedy}")
-    for line in lines:
-        error.add_note(line)
-    raise error
+    composed: dict[tuple[str, ...], dict[str, Any]] = {}  # without the seed, since Hydra takes tenths of a second
+    first: dict[str, PlannedRun] = {}
+
+    def check_settings(run: PlannedRun) -> None:
+        others = tuple(text for text in run.arguments if not text.startswith("seed="))
+        if others not in composed:
+            composed[others] = settings_of(others)
+        seeds = [("seed", yaml.safe_load(x[5:])) for x in run.arguments if x not in others]
+        run.settings = composed[others] | dict(seeds)
+        config = RunConfig.of(run.settings)
+        run.config = replace(config, hardware=choose_hardware(config))
+        if (same := first.setdefault(run.identity, run)) is not run:
+            differing = " ".join(text for text in same.arguments if text not in run.arguments)
+            raise ValueError(f"the same run as {differing or 'without'}: the difference has no effect")
+
+    runs = keep_valid([PlannedRun(each) for each in combinations], check_settings, skip_invalid=skip_invalid)
+    swept = name_runs(runs)
+    return keep_valid(runs, check_text, skip_invalid=skip_invalid), swept
+
+
+def settings_of(arguments: Sequence[str]) -> dict[str, Any]:
+    """The settings of a run as nested plain values, with the model and the tokenizer of `init_from`."""
+    composed = compose("train", arguments)
+    source = composed.settings["init_from"]
+    return composed.settings if source is None else take_over(source, composed)[0]
+
+
+def keep_valid(
+    runs: Sequence[PlannedRun], check: Callable[[PlannedRun], None], *, skip_invalid: bool | None
+) -> list[PlannedRun]:
+    """The runs for which `check` raises no ValueError or OSError. Prints the others, each once for all its seeds.
+
+    Args:
+        skip_invalid: the setting of a grid; None: there is none.
+
+    Raises:
+        UserError: there are others and `skip_invalid` is not True, or no valid run remains.
+    """
+    shared = set.intersection(*(set(run.arguments) for run in runs))
+    valid, reasons = [], dict[str, None]()
+    for run in runs:
+        try:
+            check(run)
+            valid.append(run)
+        except (ValueError, OSError) as error:
+            words = [text for text in run.arguments if text not in shared and not text.startswith("seed=")]
+            reasons[": ".join([" ".join(words)] * bool(words) + [message_of(error)])] = None
+    counts = f"{len(runs) - len(valid)} of {len(runs)} runs"
+    if reasons and valid and skip_invalid:
+        print("\n  ".join([f"{counts} are left out:", *reasons]), flush=True)
+    elif reasons:
+        remedy = ", or leave them out with sweep.skip_invalid=true" if valid and skip_invalid is False else ""
+        problem, *more = reasons if len(reasons) == 1 else ["correct the values", *reasons]
+        error = UserError(f"{counts} of the grid are invalid; {problem}{remedy}")
+        for each in more:
+            error.add_note(f"  {each}")
+        raise error
+    return valid
+
+
+def check_text(run: PlannedRun) -> None:
+    """Prepares the text and sets the sizes of a run. Raises ValueError if the text is too short."""
+    from tril.data.batches import TrainWindows, ValWindows
+    from tril.model.gpt import GPT, sizes
+
+    data, length, hardware = run.config.data, run.config.model.context_length, run.config.hardware
+    text = data.prepare()
+    TrainWindows(text.tokens("train"), length, data.batch_size, run.seed)  # raises if the text is too short
+    ValWindows(text.tokens("val"), length, data.batch_size)
+    assert hardware is not None
+    model = run.config.complete(hardware, text.meta["vocab_size"]).model
+    run.sizes |= sizes(GPT.without_values(model), data.window_lengths(length))
 
 
 def name_runs(runs: Sequence[PlannedRun]) -> list[str]:
@@ -182,28 +200,6 @@ def folder_name(values: Mapping[str, object]) -> str:
     text = ",".join(f"{key}={text_of(value)}" for key, value in values.items())
     clean = re.sub(r"[^\w.,=+-]", "_", text)[:MAX_FOLDER_NAME]
     return clean if clean == text else f"{clean}-{sha256(text.encode()).hexdigest()[:8]}"
-
-
-def fit_to_text(runs: Sequence[PlannedRun]) -> tuple[list[PlannedRun], list[Rejected]]:
-    """Prepares the text and sets the sizes of each run; rejects runs for which the text is too short."""
-    from tril.data.batches import TrainWindows, ValWindows
-    from tril.model.gpt import GPT, sizes
-
-    fitted, rejected = [], []
-    for run in runs:
-        try:
-            data, length = run.config.data, run.config.model.context_length
-            text = data.prepare()
-            TrainWindows(text.tokens("train"), length, data.batch_size, run.seed)  # raises if the text is too short
-            ValWindows(text.tokens("val"), length, data.batch_size)
-            assert run.config.hardware is not None
-            run.config = run.config.complete(run.config.hardware, text.meta["vocab_size"])
-        except (ValueError, OSError) as error:
-            rejected.append(Rejected(run.arguments, message_of(error)))
-            continue
-        run.sizes |= sizes(GPT.without_values(run.config.model), data.window_lengths(length))
-        fitted.append(run)
-    return fitted, rejected
 
 
 def grid_table(runs: Sequence[PlannedRun], states: Sequence[str]) -> str:

@@ -51,20 +51,18 @@ def run_grid(words: Sequence[str]) -> None:
             raise UserError(f"{key}={base.settings[key]} is for a single run; start a grid again to continue it")
     of_ablation = [f"{key}={values}" for key, values in base.grid.items()]
     of_runs = [text for each in parsed if not (text := str(each.input_line)).startswith("sweep.")]
-    runs, rejected = grid.plan([*of_ablation, *of_runs])
-    skip_invalid = bool(base.settings["sweep"]["skip_invalid"])
-    grid.report_rejected(runs, rejected, skip_invalid=skip_invalid)
-    swept = grid.name_runs(runs)
-    chosen = str(of_hydra[FOLDER].value()) if FOLDER in of_hydra else None
+    combinations = grid.expand([*of_ablation, *of_runs])
+    runs, swept = grid.plan(combinations, skip_invalid=bool(base.settings["sweep"]["skip_invalid"]))
+    baseline = {key: grid.value_of(base.settings, key, base.choices.get(key)) for key in swept}
     with user_errors():
-        fitted, rejected = grid.fit_to_text(runs)
-        grid.report_rejected(fitted, rejected, skip_invalid=skip_invalid)
-        baseline = {key: grid.value_of(base.settings, key, base.choices.get(key)) for key in swept}
-        folder = record_launch(fitted, swept, base.settings, baseline, chosen=chosen)
-    states = [state_of(folder / run.folder) for run in fitted]
-    print(f"{grid.grid_table(fitted, states)}\n\nfolder  {folder}")
-    print(f"{len(fitted) - states.count('finished')} of {len(fitted)} runs to train\n", flush=True)
-    if left := [run.folder for run, state in zip(fitted, states, strict=True) if state != "finished"]:
+        chosen = str(of_hydra[FOLDER].value()) if FOLDER in of_hydra else None
+        folder = record_launch(runs, swept, base.settings, baseline, chosen=chosen)
+    states = [state_of(folder / run.folder) for run in runs]
+    left = [run.folder for run, state in zip(runs, states, strict=True) if state != "finished"]
+    print(
+        f"{grid.grid_table(runs, states)}\n\nfolder  {folder}\n{len(left)} of {len(runs)} runs to train\n", flush=True
+    )
+    if left:
         places = [f"{FOLDER}={quoted(str(folder.absolute()))}", "hydra.sweep.subdir=."]
         jobs = f"+run={','.join(map(quoted, left))}"
         GlobalHydra.instance().hydra.multirun("train", run_job, [*launcher, *places, jobs])  # pyright: ignore
@@ -103,16 +101,15 @@ def record_launch(
     if any(launch["family"] != family for launch in launches):
         raise ValueError(f"{folder} holds a sweep of other keys or settings; choose another folder")
     known = planned_runs(launches)
-    if added := [run.entry() for run in runs if run.folder not in known]:
-        seeds = sorted({run["seed"] for run in added} - {run["seed"] for run in known.values()})
-        now = datetime.now().astimezone().isoformat(timespec="seconds")
-        launch = {"date": now, "command": shell_command(script, *sys.argv[1:]), "seeds": seeds, "family": family}
-        launch |= {"swept": list(swept), "baseline": dict(baseline), "runs": added}
-        folder.mkdir(parents=True, exist_ok=True)
-        with (folder / SWEEP).open("a", encoding="utf-8") as file:
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / SWEEP).open("a", encoding="utf-8") as file:
+        if added := [run.entry() for run in runs if run.folder not in known]:
+            seeds = sorted({run["seed"] for run in added} - {run["seed"] for run in known.values()})
+            now = datetime.now().astimezone().isoformat(timespec="seconds")
+            launch = {"date": now, "command": shell_command(script, *sys.argv[1:]), "seeds": seeds, "family": family}
+            launch |= {"swept": list(swept), "baseline": dict(baseline), "runs": added}
             file.write(json.dumps(launch) + "\n")
-    else:
-        (folder / SWEEP).touch()  # which makes it the latest
+    (folder / SWEEP).touch()  # which makes it the latest
     return folder
 
 
@@ -125,9 +122,9 @@ def run_job(cfg: DictConfig) -> float:
     folder = Path(HydraConfig.get().sweep.dir)
     runs = planned_runs(read_launches(folder))
     loss = run_process.train(folder / cfg.run, runs[cfg.run]["arguments"], cfg.run)
-    states = {name: state_of(folder / name) for name in runs}
-    seconds = [Run(folder / name, 0).summary["seconds"] for name, state in states.items() if state == "finished"]
-    failed = f", {n} failed" if (n := [*states.values()].count("failed")) else ""
+    states = [state_of(folder / name) for name in runs]
+    seconds = [summary["seconds"] for name in runs if (summary := Run(folder / name, 0).summary)]
+    failed = f", {n} failed" if (n := states.count("failed")) else ""
     mean = f", {clock(sum(seconds) / len(seconds))} each in the mean" if seconds else ""
     print(f"        {len(seconds)} of {len(runs)} runs are finished{mean}{failed}", flush=True)
     return loss

@@ -1,20 +1,22 @@
 """The losses of a sweep's runs as one array, and their comparison at the level of the sweep's last launch."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from tril.model.comparison import Comparison, compare
 from tril.model.intervals import MIN_DOCUMENTS, Interval, block_starts
-from tril.scripts.experiments.sweep import RUNNING, Run, Sweep
+from tril.scripts.experiments.sweep import RUNNING, Run, Sweep, text_of
 
 NATS, BITS = "nats per token", "bits per byte"
 UNFINISHED = "unfinished"  # the verdict while runs are missing: a verdict now would be another look
-WHOLE = None, np.ones(1), "the whole text"  # no losses of parts of the text, in the place of `document_sums`
 FIRST_ALPHA, LATER_ALPHA = 0.04, 0.01  # levels of the first launch and of all later ones together, 0.05
 SAME_BYTES = 1e-6  # relative: rounding of bytes per token
+# Settings of the data that leave the validation text as it is; the tokenizer and the budget change the fingerprint.
+OF_BATCHES = ("data.batch_size", "data.val_batch_size", "data.double_length_at", "data.document_mask", "data.cache_dir")
+OF_TOKENS = ("data.tokenizer", "data.token_budget")
 
 
 @dataclass(frozen=True)
@@ -24,14 +26,37 @@ class Losses:
     Attributes:
         losses: (V, S, G) mean loss of each document; NaN where there is no finished run, inf where it diverged.
         sizes: (G,) targets of each document.
-        unit: NATS, or BITS if text or tokenizer differ between runs, and the text is compared as a whole.
+        unit: NATS, or BITS if the tokenizer differs between runs, and the text is compared as a whole.
         documents: what is compared, such as "66 documents" or "the whole text".
+        comparable: all runs are validated on one text.
+        paired: all runs have as many parameters, so those of one seed begin with equal values.
     """
 
     losses: np.ndarray
     sizes: np.ndarray
     unit: str
     documents: str
+    comparable: bool
+    paired: bool
+
+    @property
+    def by_seed(self) -> np.ndarray:
+        """(V, S): the mean loss of each run."""
+        return self.losses @ self.sizes / self.sizes.sum()
+
+    def of(self, variants: Sequence[int], documents: np.ndarray) -> "Losses":
+        """The losses of some variants on some documents, a mask (G,)."""
+        name = f"{documents.sum()} {self.documents.partition(' ')[2]}"
+        losses, sizes = self.losses[variants][..., documents], self.sizes[documents]
+        return replace(self, losses=losses, sizes=sizes, documents=name)
+
+    @property
+    def correlation(self) -> float | None:
+        """The correlation over the seeds of two variants, in the mean over all pairs; None: fewer than three seeds."""
+        rows = self.by_seed[:, np.isfinite(self.by_seed).all(0)]
+        if rows.shape[1] < 3 or len(rows) < 2 or not rows.std(1).all():
+            return None
+        return float(np.corrcoef(rows)[np.triu_indices(len(rows), 1)].mean())
 
 
 def launch_alpha(launch: int) -> float:
@@ -43,10 +68,6 @@ def launch_alpha(launch: int) -> float:
     return FIRST_ALPHA if launch == 1 else LATER_ALPHA / 2 ** (launch - 1)
 
 
-def launch_count(sweep: Sweep) -> int:
-    return max(1, len(sweep.launches))
-
-
 def compare_sweep(losses: Losses, sweep: Sweep, margin: float | None = None) -> dict[str, Comparison]:
     """Compares each other variant with the baseline: label -> comparison. While runs are missing, there is no verdict.
 
@@ -56,13 +77,12 @@ def compare_sweep(losses: Losses, sweep: Sweep, margin: float | None = None) -> 
     Returns:
         {} without another variant, and for runs on different texts, whose losses nothing compares.
     """
-    if not sweep.others or different_texts(sweep.runs):
+    if not sweep.others or not losses.comparable:
         return {}
-    margin = margin if losses.unit == NATS else None
-    compared = compare(losses.losses, losses.sizes, launch_alpha(launch_count(sweep)), margin)
+    margin, alpha = margin if losses.unit == NATS else None, launch_alpha(sweep.launch)
+    compared = compare(losses.losses, losses.sizes, alpha, margin, paired=losses.paired)
     if sweep.launches and any(run.state in RUNNING for run in sweep.runs):
-        without = [replace(each.difference, low=None, high=None) for each in compared]
-        compared = [Comparison(interval, UNFINISHED, interval.n) for interval in without]
+        compared = [Comparison(replace(each.difference, low=None, high=None), UNFINISHED) for each in compared]
     return {variant.label: each for variant, each in zip(sweep.others, compared, strict=True)}
 
 
@@ -72,57 +92,63 @@ def losses_of(sweep: Sweep) -> Losses:
     seeds = sorted({run.seed for run in sweep.runs})
     places = {(v, seeds.index(run.seed)): run for v, variant in enumerate(variants) for run in variant.finished}
     finite = {place: run for place, run in places.items() if not run.diverged}
-    one_text = len({run.summary.get("data_fingerprint") for run in places.values()}) < 2
+    is_prepared_once = len({run.summary.get("data_fingerprint") for run in places.values()}) < 2
     windows = [run.windows for run in finite.values()]
     kept = [each for each in windows if each is not None]
-    nll, sizes, kind = document_sums(kept) if one_text and len(kept) == len(windows) > 0 else WHOLE
-    if nll is None:
-        name = "final_val_loss" if one_text else "final_val_bpb"
+    found = document_sums(kept) if is_prepared_once and len(kept) == len(windows) > 0 else None
+    if found is None:
+        name = "final_val_loss" if is_prepared_once else "final_val_bpb"
         nll = np.array([[run.summary[name]] for run in finite.values()]).reshape(-1, 1)
+        sizes, documents = np.ones(1), "the whole text"
+    else:
+        nll, sizes, kind = found
+        documents = f"{len(sizes)} {kind}"
     losses = np.full((len(variants), len(seeds), len(sizes)), math.nan)
     for place in places:
         losses[place] = math.inf
     for place, sums in zip(finite, nll, strict=True):
         losses[place] = sums / sizes
-    documents = kind if kind == WHOLE[2] else f"{len(sizes)} {kind}"
-    return Losses(losses, sizes.astype(float), NATS if one_text else BITS, documents)
+    paired = len({run.summary.get("parameters") for run in places.values()}) < 2
+    unit = NATS if is_prepared_once else BITS
+    return Losses(losses, sizes.astype(float), unit, documents, is_one_text([*places.values()]), paired)
 
 
-def document_sums(windows: Sequence[dict[str, np.ndarray]]) -> tuple[np.ndarray | None, np.ndarray, str]:
+def document_sums(windows: Sequence[dict[str, np.ndarray]]) -> tuple[np.ndarray, np.ndarray, str] | None:
     """Losses of R runs on their common documents, or on blocks of windows if there are few documents.
 
     Returns:
-        Nats (R, G), targets (G,) above 0, and what the G are; WHOLE if the runs do not cover the same text.
+        Nats (R, G), targets (G,) above 0, and what the G are; None if the runs do not cover the same text.
     """
     sizes = [each.get("document_targets", np.zeros(0)) for each in windows]
     if np.count_nonzero(sizes[0]) >= MIN_DOCUMENTS and all(np.array_equal(each, sizes[0]) for each in sizes):
         kept = sizes[0] > 0
-        nll = np.array([each["document_nll"][kept] for each in windows])
-        return nll, sizes[0][kept], "documents"
+        return np.array([each["document_nll"][kept] for each in windows]), sizes[0][kept], "documents"
     # windows of different lengths are merged into the shortest spans that consist of whole windows of all runs
     span = math.lcm(*(int(each["context_length"]) for each in windows))
     starts = [np.arange(0, len(each["nll"]), span // int(each["context_length"])) for each in windows]
     targets = [np.add.reduceat(each["targets"], at) for each, at in zip(windows, starts, strict=True)]
     if not all(np.array_equal(each, targets[0]) for each in targets):
-        return WHOLE
+        return None
     nll = [np.add.reduceat(each["nll"], at) for each, at in zip(windows, starts, strict=True)]
     blocks = block_starts(targets[0])
     return np.add.reduceat(nll, blocks, axis=1), np.add.reduceat(targets[0], blocks), "blocks of windows"
 
 
-def different_texts(runs: Iterable[Run]) -> str | None:
-    """The sizes of the validation texts of finished runs, if they differ: then no loss compares the runs.
-
-    The bytes of a text are known from the tokens that a run scored and its bytes per token.
+def is_one_text(finished: Sequence[Run]) -> bool:
+    """Whether runs are validated on one text: their settings of the text are equal, apart from the tokenizer and the
+    training tokens; equal settings give equal fingerprints; and the tokens that the runs score have as many bytes.
     """
-    sizes = []
-    for run in runs:
-        windows, per_token = run.windows, run.summary.get("val_bytes_per_token")
-        if windows is not None and per_token is not None:
-            sizes.append(float(windows["targets"].sum()) * per_token)
-    if not sizes or math.isclose(min(sizes), max(sizes), rel_tol=SAME_BYTES):
-        return None
-    return f"{min(sizes):,.0f} and {max(sizes):,.0f} bytes"
+    by_fingerprint = {run.summary.get("data_fingerprint"): run.settings for run in finished}
+    data = [
+        {key: value for key, value in settings.items() if key.startswith("data.") and key not in OF_BATCHES}
+        for settings in by_fingerprint.values()
+    ]
+    prepared = {text_of(each) for each in data}
+    texts = {text_of({key: x for key, x in each.items() if not key.startswith(OF_TOKENS)}) for each in data}
+    scored = [(run.windows, run.summary.get("val_bytes_per_token")) for run in finished]
+    sizes = [float(windows["targets"].sum()) * each for windows, each in scored if windows is not None and each]
+    is_as_long = not sizes or math.isclose(min(sizes), max(sizes), rel_tol=SAME_BYTES)
+    return len(prepared) == len(by_fingerprint) and len(texts) < 2 and is_as_long
 
 
 def spread(interval: Interval, sign: str = "") -> str:

@@ -4,22 +4,16 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import pandas as pd
 
+from tril.data.settings import printable
 from tril.model.atomic_files import write_text
-from tril.model.comparison import BETTER, DIVERGED, EQUAL, ONE_SEED, POWER, UNCLEAR, WORSE
+from tril.model.comparison import BETTER, DIVERGED, EQUAL, MAX_SEEDS, ONE_SEED, POWER, UNCLEAR, WORSE, Comparison
 from tril.model.formats import markdown_table, plural
-from tril.scripts.experiments.losses import (
-    UNFINISHED,
-    Losses,
-    compare_sweep,
-    different_texts,
-    launch_alpha,
-    launch_count,
-    losses_of,
-    spread,
-)
+from tril.model.intervals import Interval
+from tril.scripts.experiments.losses import BITS, UNFINISHED, Losses, compare_sweep, launch_alpha, losses_of, spread
 from tril.scripts.experiments.plots import Picture, draw
 from tril.scripts.experiments.sweep import LOSSES, Sweep, Variant, read_sweep, scored_part, text_of
 from tril.scripts.experiments.tuning import Tuning, tuned
@@ -33,15 +27,15 @@ FIGURES = {  # of a run -> heading and format
     "seconds": ("wall time, s", ",.0f"),
 }
 CONDITIONS = {"code": "code version", "device": "device", "precision": "precision", "threads": "number of threads"}
-MAX_MESSAGE = 200  # characters of the error of a failed run
+SMALL = 0.01  # the table says how many seeds would find this difference
 NOT_COMPARED = {  # verdict -> why there is none
     UNFINISHED: "runs are missing",
     ONE_SEED: "fewer than two seeds are common to both",
     DIVERGED: "a loss is not a finite number",
 }
-
-
 VERDICTS = [BETTER, WORSE, EQUAL, UNCLEAR, *NOT_COMPARED]  # in the order in which the answer names them
+STATUS = {BETTER: 0, WORSE: 1, EQUAL: 1}  # exit status for a candidate
+UNDECIDED = 3
 
 
 class Report:
@@ -70,8 +64,22 @@ class Report:
         return [*files, *(picture.file for picture in pictures.values())]
 
     def shown(self) -> str:
-        """What to print: the answer and the comparisons, or the losses of one variant."""
-        return f"{printable(self.answer())}\n\n{self.compared_table() or loss_table(self.sweep)}"
+        """What to print: the answer and the comparisons, or the losses of each variant."""
+        tables = [self.compared_table(), self.basis()] if self.comparisons else [variant_table(self.sweep, {})]
+        return "\n\n".join([printable(self.answer()), *tables])
+
+    def status(self, candidate: str) -> int:
+        """The exit status of a command that judges a variant: 0 better, 1 worse or equal, 3 undecided.
+
+        Raises:
+            ValueError: the candidate is no variant, or the baseline.
+        """
+        if (variant := self.sweep.find("candidate", candidate)) is self.sweep.baseline:
+            raise ValueError(f"candidate={candidate} is the baseline; name another variant, or another baseline")
+        each = self.comparisons.get(variant.label)
+        if each is not None and each.difference.mean == math.inf:  # the candidate alone diverged
+            return STATUS[WORSE]
+        return UNDECIDED if each is None else STATUS.get(each.verdict, UNDECIDED)
 
     def text(self, pictures: Mapping[str, Picture]) -> str:
         """The content of report.md, from its template."""
@@ -80,40 +88,38 @@ class Report:
         loader = FileSystemLoader(Path(__file__).parent)
         environment = Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
         environment.filters |= {"text": escape, "code": printable}
-        sweep, launch = self.sweep, launch_count(self.sweep)
+        sweep, keys = self.sweep, self.sweep.keys
         text = environment.get_template("report.md.jinja").render(
             report=self,
             sweep=sweep,
-            warnings=warnings(sweep),
-            launch={"number": launch, "percent": f"{100 * launch_alpha(launch):g}"},
+            title=f"Sweep over {', '.join(keys)}" if keys else "Runs of one configuration",
+            warnings=warnings(sweep, self.losses),
+            percent=[f"{100 * launch_alpha(launch):g}" for launch in (sweep.launch, self.next_launch)],
             power=f"{POWER:.0%}",
-            loss_table=loss_table(sweep),
-            cost_table=cost_table(sweep),
-            left_out=left_out_table(sweep),
-            swept={
-                key: ", ".join(dict.fromkeys(text_of(each.values[key]) for each in sweep.variants))
-                for key in sweep.keys
-            },
-            seeds=", ".join(str(seed) for seed in sorted({run.seed for run in sweep.runs})),
+            variant_table=variant_table(sweep),
+            left_out=[run for run in sweep.runs if run.state != "finished" or run.diverged],
+            swept={key: dict.fromkeys(text_of(each.values[key]) for each in sweep.variants) for key in keys},
+            seeds=sorted({run.seed for run in sweep.runs}),
             pictures=pictures,
         )
         return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"  # of nested blocks
 
     @property
-    def title(self) -> str:
-        return f"Sweep over {', '.join(self.sweep.keys)}" if self.sweep.keys else "Runs of one configuration"
+    def next_launch(self) -> int:
+        """The number of the launch that adds seeds; a folder of other runs has none."""
+        return self.sweep.launch + 1 if self.sweep.launches else 1
 
     def answer(self) -> str:
         """The comparison in a few short sentences: the baseline, then the variants by their verdicts."""
         base, total = self.sweep.baseline, len(self.sweep.runs)
         left = sum(run.state != "finished" for run in self.sweep.runs)
-        missing = f" {left} of {total} runs {'has' if left == 1 else 'have'} not finished." if left else ""
+        has = "has" if left == 1 else "have"
+        missing = f" {left} of {total} runs {has} not finished; the command of the sweep continues." if left else ""
         if not base.finished:
             subject = "No run" if left == total else f"No run of the baseline {base.label}"
             return f"{subject} has finished, so there is nothing to compare yet.{missing}"
-        if sizes := different_texts(self.sweep.runs):
-            cause = f"The runs have different validation texts, of {sizes}, so their losses are not compared"
-            return f"{cause}; each variant stands alone.{missing}"
+        if not self.losses.comparable:
+            return f"The runs are validated on different texts, so Tril does not compare their losses.{missing}"
         if not self.comparisons:
             loss = f"{spread(base.estimate('final_val_loss'))} nats per token"
             seeds = plural(len(base.finished), "seed")
@@ -125,32 +131,49 @@ class Report:
             verdict = f"Not compared, because {reason}" if reason else each.verdict.capitalize()
             groups.setdefault(verdict, []).append(f"{named(label)}{found}")
         parts = [f"{verdict}: {', '.join(labels)}." for verdict, labels in groups.items()]
-        return " ".join([f"Baseline {base.label}.", *parts]) + self.tuning_note() + missing
+        if self.tuning is not None and self.tuning.ends:
+            ends = ", ".join(map(named, self.tuning.ends))
+            parts.append(f"The best {self.tuning.key} is an end of its range for {ends}; extend the range.")
+        return " ".join([f"Baseline {base.label}.", *parts]) + missing
+
+    def basis(self) -> str:
+        """How seeds are compared, and their correlation."""
+        which = (
+            "since all variants have as many" if self.losses.paired else "since the variants differ in their number of"
+        )
+        found = f"Seeds are {'paired' if self.losses.paired else 'not paired'}, {which} parameters."
+        if self.losses.correlation is not None:
+            found += f" Over the seeds, two variants correlate by {self.losses.correlation:.2f} on average."
+        return found
 
     def compared_table(self) -> str:
-        """Each variant compared with the baseline; "" without another variant."""
-        rows = [["variant", "verdict", f"difference, {self.losses.unit}", "detectable difference", "seeds in common"]]
+        """Each variant compared with the baseline."""
+        rows = []
         for label, each in self.comparisons.items():
-            detectable = "-" if each.detectable is None else f"{each.detectable:.2g}"
-            rows.append([label, each.verdict, spread(each.difference, "+"), detectable, str(each.seeds)])
-        return table(rows, (0, 1), kept=4) if len(rows) > 1 else ""
+            row = {"variant": label, "verdict": each.verdict}
+            row[f"difference, {self.losses.unit}"] = spread(each.difference, "+")
+            row["detectable difference"] = "-" if each.detectable is None else f"{each.detectable:.2g}"
+            row["seeds in common"] = str(each.seeds)
+            of_size, of_small = self.seeds_needed(each)
+            rows.append(row | {"seeds for this difference": of_size, f"for {SMALL}": of_small})
+        return table(rows, (0, 1))
 
-    def tuning_note(self) -> str:
-        """Which variants have an end of the tuned range: a better value may be outside."""
-        if self.tuning is None or not self.tuning.ends:
-            return ""
-        ends = ", ".join(map(named, self.tuning.ends))
-        return f" The best {self.tuning.key} is an end of its range for {ends}; extend the range."
+    def seeds_needed(self, each: Comparison) -> tuple[str, str]:
+        """The seeds that find the difference of an undecided comparison, and SMALL, with one more launch."""
+        if each.verdict != UNCLEAR:
+            return "-", "-"
+        level, effects = launch_alpha(self.next_launch) / len(self.comparisons), (abs(each.difference.mean), SMALL)
+        found = [each.seeds_needed(effect, level) for effect in effects]
+        first, second = (f"over {MAX_SEEDS}" if seeds is None else str(seeds) for seeds in found)
+        return first, second
 
     def tuning_table(self) -> str:
         """Loss of each variant and value on the documents that choose; "" unless a setting was tuned."""
         found = {} if self.tuning is None else self.tuning.losses
-        values = list(dict.fromkeys(value for losses in found.values() for value in losses))
-        rows = [["variant", *values]]
-        for label, losses in found.items():
-            texts = {value: f"{loss:.4f}" if math.isfinite(loss) else "diverged" for value, loss in losses.items()}
-            rows.append([label, *(texts.get(value, "-") for value in values)])
-        return table(rows, kept=len(rows[0])) if found else ""
+        values = dict.fromkeys(value for losses in found.values() for value in losses)
+        return table(
+            [{"variant": label} | {x: shown(losses.get(x), ".4f") for x in values} for label, losses in found.items()]
+        )
 
     def result_rows(self) -> Iterator[dict[str, object]]:
         """One row for each variant: the numbers of the report's tables with all digits."""
@@ -159,7 +182,7 @@ class Report:
             row |= {"seeds": len(variant.runs), "finished": len(variant.finished)}
             for name in LOSSES:
                 row |= ends(name, variant.estimate(name))
-            row |= {name: figure_of(variant, name) for name in FIGURES}
+            row |= {name: mean_of(variant, name) for name in FIGURES}
             if each := self.comparisons.get(variant.label):
                 row |= ends("difference", each.difference) | {"verdict": each.verdict, "common_seeds": each.seeds}
                 row |= {"se": each.se, "df": each.df, "detectable": each.detectable}
@@ -181,7 +204,7 @@ def read_report(
     return Report(sweep, losses, margin, tuning)
 
 
-def ends(name: str, interval) -> dict[str, float | None]:
+def ends(name: str, interval: Interval) -> dict[str, float | None]:
     return {name: interval.mean, f"{name}_low": interval.low, f"{name}_high": interval.high}
 
 
@@ -195,74 +218,50 @@ def run_rows(sweep: Sweep) -> Iterator[dict[str, object]]:
             yield row | {"message": run.message} | summary | {"folder": folder}
 
 
-def warnings(sweep: Sweep) -> Iterator[str]:
+def warnings(sweep: Sweep, losses: Losses) -> Iterator[str]:
     """What makes the losses doubtful."""
     summaries = [run.summary for run in sweep.runs if run.summary]
     for name, words in CONDITIONS.items():
         if len(values := {text_of(summary.get(name)) for summary in summaries}) > 1:
             differ = f"The finished runs differ in their {words}: {'; '.join(sorted(values))}"
             yield f"{differ}. Differences between variants may come from that."
-    if not different_texts(sweep.runs) and len({summary.get("data_fingerprint") for summary in summaries}) > 1:
-        yield "The finished runs differ in their text or tokenizer, so they are compared by bits per byte."
+    if losses.comparable and losses.unit == BITS:
+        yield "The finished runs differ in their tokenizer or training text, so they are compared by bits per byte."
     if (part := scored_part(sweep.runs)) is not None:
         yield f"The losses are those of {part} of the validation part, to which trainer.limit_val_batches shortened it."
     if leaks := sum("LEAK" in str(summary.get("causality")) for summary in summaries):
         yield f"The losses of {plural(leaks, 'finished run')} are invalid: the model sees the tokens it predicts."
 
 
-def loss_table(sweep: Sweep) -> str:
-    """The losses of each variant; the best ones only where they differ from the final ones."""
-    names = {"final_val_loss": "final loss, nats per token", "final_val_bpb": "final bits per byte"}
+def variant_table(sweep: Sweep, figures: Mapping[str, tuple[str, str]] = MappingProxyType(FIGURES)) -> str:
+    """Losses and figures of each variant; the best losses only where they differ from the final ones."""
+    losses = {"final_val_loss": "final loss, nats per token", "final_val_bpb": "final bits per byte"}
     if any(run.summary.get("best_val_loss") != run.summary.get("final_val_loss") for run in sweep.runs):
-        names |= {"best_val_loss": "best loss, nats per token"}
-    rows = [["variant", *names.values(), "seeds"]]
+        losses |= {"best_val_loss": "best loss, nats per token"}
+    rows = []
     for variant in sweep.variants:
-        mark = " (baseline)" if variant is sweep.baseline and sweep.others else ""
-        done = f"{len(variant.finished)}" + f" of {len(variant.runs)}" * (len(variant.finished) < len(variant.runs))
-        rows.append([variant.label + mark, *(spread(variant.estimate(name)) for name in names), done])
-    return table(rows, kept=2)
-
-
-def cost_table(sweep: Sweep) -> str:
-    """Sizes of the variants, and speed and memory of their training."""
-    rows = [["variant", *(heading for heading, _ in FIGURES.values())]]
-    for variant in sweep.variants:
-        values = [(figure_of(variant, name), form) for name, (_, form) in FIGURES.items()]
-        rows.append([variant.label, *("-" if value is None else format(value, form) for value, form in values)])
+        row = {"variant": variant.label + " (baseline)" * (variant is sweep.baseline and len(sweep.variants) > 1)}
+        row["seeds"] = f"{len(variant.finished)}" + f" of {len(variant.runs)}" * (variant.finished != variant.runs)
+        row |= {heading: spread(variant.estimate(name)) for name, heading in losses.items()}
+        rows.append(row | {head: shown(mean_of(variant, name), form) for name, (head, form) in figures.items()})
     return table(rows)
 
 
-def figure_of(variant: Variant, name: str) -> float | None:
-    """The mean over the finished seeds; before one is finished, as planned."""
-    values = [value for run in variant.finished or variant.runs[:1] if (value := run.figure(name)) is not None]
+def mean_of(variant: Variant, name: str) -> float | None:
+    """The mean over the finished seeds; None without one."""
+    values = variant.figures(name)
     return sum(values) / len(values) if values else None
 
 
-def left_out_table(sweep: Sweep) -> str:
-    """The runs without a loss, and why; "" if all have one."""
-    rows = [["variant", "seed", "state", "last line of its output, if it failed"]]
-    for variant in sweep.variants:
-        for run in variant.runs:
-            if run.state != "finished" or run.diverged:
-                state = "diverged" if run.state == "finished" else run.state
-                rows.append([variant.label, str(run.seed), state, run.message[:MAX_MESSAGE]])
-    return table(rows, (0, 2, 3), kept=4) if len(rows) > 1 else ""
+def table(rows: Sequence[Mapping[str, str]], text_columns: Sequence[int] = (0,)) -> str:
+    """Rows of plain text with their columns' headings as a Markdown table; "" without a row."""
+    lines = [[*rows[0]], *([*row.values()] for row in rows)] if rows else []
+    return markdown_table([[escape(cell) for cell in line] for line in lines], text_columns) if rows else ""
 
 
-def table(rows: Sequence[Sequence[str]], text_columns: Sequence[int] = (0,), kept: int = 1) -> str:
-    """Rows of plain text, the first one the header, as a Markdown table.
-
-    Columns that are equal in all rows, apart from the first `kept` ones, become a line below the table.
-    """
-    columns, below = [], []
-    for i, column in enumerate(zip(*rows, strict=True)):
-        if i >= kept and len(rows) > 2 and len(set(column[1:])) == 1:
-            below.append(f"{column[0]}: {column[1]}")
-        else:
-            columns.append(column)
-    lines = [[escape(cell) for cell in row] for row in zip(*columns, strict=True)]
-    text = markdown_table(lines, text_columns)
-    return f"{text}\n\nEqual in all rows: {escape('; '.join(below))}." if below else text
+def shown(value: float | None, form: str) -> str:
+    """A number in a table."""
+    return "-" if value is None else format(value, form) if math.isfinite(value) else "diverged"
 
 
 def named(label: str) -> str:
@@ -273,8 +272,3 @@ def named(label: str) -> str:
 def escape(text: str) -> str:
     """Text in one line without Markdown or HTML markup; an underscore within a word is not markup."""
     return re.sub(r"[\\`*|<>&\[\]~]|(?<![^\W_])_|_(?![^\W_])", r"\\\g<0>", printable(text))
-
-
-def printable(text: str) -> str:
-    """Text in one line without control characters for a terminal."""
-    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())

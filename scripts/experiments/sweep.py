@@ -6,13 +6,11 @@ A variant is a configuration without its seed: the runs of a variant differ in t
 import functools
 import json
 import math
-import os
 import re
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
 
 import numpy as np
 
@@ -32,12 +30,12 @@ class Run:
     """One run of a sweep, finished or not. Damaged files raise a ValueError that names them.
 
     Attributes:
-        planned: its entry of launches.jsonl; {} without one.
+        values: of the swept keys.
     """
 
     folder: Path
     seed: int
-    planned: dict = field(default_factory=dict)
+    values: Mapping[str, object] = field(default_factory=dict)
 
     @functools.cached_property
     def state(self) -> str:
@@ -50,44 +48,24 @@ class Run:
         if self.state != "finished":
             return {}
         summary = RunFolder(self.folder).summary
+        if "flops_per_token" in summary:
+            summary["training_flops"] = summary["flops_per_token"] * summary["tokens"]
         return summary | {name: math.nan for name in LOSSES if name in summary and summary[name] is None}
 
     @functools.cached_property
     def settings(self) -> dict[str, object]:
         """Dotted keys and values of config.yaml; {} before the run has started."""
         path = self.folder / SETTINGS
-        return flatten(RunFolder(self.folder).settings) if path.is_file() else {}
+        return flatten(read_settings(path)) if path.is_file() else {}
 
     @property
     def message(self) -> str:
         """The error of a failed run."""
-        text = str(read_json(self.folder / FAILURE).get("message", "")) if self.state == "failed" else ""
-        return text.encode(errors="replace").decode()  # it may contain bytes that are no text
+        return json.loads((self.folder / FAILURE).read_text("utf-8"))["message"] if self.state == "failed" else ""
 
     @property
     def diverged(self) -> bool:
         return self.summary.get("diverged") is not None or not math.isfinite(self.summary["final_val_loss"])
-
-    def figure(self, name: str) -> float | None:
-        """A number of the summary, or else as planned; "training_flops" of a finished run."""
-        if name == "training_flops":
-            per_token, tokens = self.figure("flops_per_token"), self.summary.get("tokens")
-            return None if per_token is None or tokens is None else per_token * tokens
-        measured = self.summary.get(name)
-        return self.planned.get(name) if measured is None else measured
-
-    @functools.cached_property
-    def curves(self) -> dict[str, np.ndarray]:
-        """The losses so far: "val" and "train" -> training tokens and loss, (n, 2)."""
-        try:
-            rows = [row for row in RunFolder(self.folder).metrics if "train/tokens" in row]
-        except FileNotFoundError:
-            rows = []
-        points = {
-            name: [(row["train/tokens"], row[f"{name}/loss"]) for row in rows if f"{name}/loss" in row]
-            for name in ("val", "train")
-        }
-        return {name: np.array(each, float).reshape(-1, 2) for name, each in points.items()}
 
     @functools.cached_property
     def windows(self) -> dict[str, np.ndarray] | None:
@@ -101,8 +79,7 @@ class Run:
             return None
         try:
             with np.load(path) as arrays:
-                names = ("nll", "targets", "document_nll", "document_targets", "context_length")
-                return {name: arrays[name] for name in names if name in arrays}
+                return dict(arrays)
         except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
             raise ValueError(f"{path} is damaged ({error}); remove it, or train that run again") from error
 
@@ -111,7 +88,7 @@ class Run:
 class Variant:
     """Values of the swept keys, and the runs in the order of their seeds, one for each seed."""
 
-    values: dict[str, object]
+    values: Mapping[str, object]
     label: str
     runs: tuple[Run, ...]
 
@@ -120,7 +97,7 @@ class Variant:
         return tuple(run for run in self.runs if run.state == "finished")
 
     def figures(self, name: str) -> list[float]:
-        """A number of the summary of the finished runs that have it."""
+        """A number of the summary of each finished run that has it."""
         return [run.summary[name] for run in self.finished if run.summary.get(name) is not None]
 
     def estimate(self, name: str) -> Interval:
@@ -151,6 +128,39 @@ class Sweep:
     def runs(self) -> list[Run]:
         return [run for variant in self.variants for run in variant.runs]
 
+    @property
+    def launch(self) -> int:
+        """The number of the last launch, from 1, which decides the level of a comparison."""
+        return max(1, len(self.launches))
+
+    def agreement(self, variant: Variant) -> int:
+        """The number of swept keys with the value that a run without the sweep has."""
+        defaults = self.launches[0]["baseline"] if self.launches else {}
+        return sum(key in defaults and text_of(defaults[key]) == text_of(x) for key, x in variant.values.items())
+
+    def find(self, setting: str, asked: str) -> Variant:
+        """The variant that a setting of report.py names by its label or by values, such as "model.n_heads=4".
+
+        Of several variants with these values, it is the one that agrees most with the settings without the sweep.
+
+        Raises:
+            ValueError: no variant, or several; lists the labels.
+        """
+        names = short_names(self.keys)
+        parts = {part.strip() for part in re.split(r",(?=[^,=]+=)", asked)}  # but no comma within a list
+
+        def matches(variant: Variant) -> bool:
+            texts = {f"{name}={text_of(x)}" for key, x in variant.values.items() for name in (key, names[key])}
+            return parts <= texts or variant.label == asked.strip()
+
+        matching = [variant for variant in self.variants if matches(variant)]
+        matching = [each for each in matching if self.agreement(each) == max(map(self.agreement, matching))]
+        if len(matching) != 1:
+            problem = "matches several variants" if matching else "is not a variant"
+            labels = "; ".join(variant.label for variant in matching or self.variants)
+            raise ValueError(f"{setting}={asked} {problem}; choose one of: {labels}")
+        return matching[0]
+
 
 def read_sweep(folder: str | Path, baseline: str | None = None) -> Sweep:
     """Reads a sweep by its launches, or else all runs below the folder: the settings in which they differ are swept.
@@ -159,8 +169,8 @@ def read_sweep(folder: str | Path, baseline: str | None = None) -> Sweep:
 
     Args:
         folder: of the sweep.
-        baseline: a variant's label, or values of swept keys, such as "model.n_heads=4" or "n_heads=4,window=64".
-            None: the variant that agrees most with the settings without the sweep; without launches, the first one.
+        baseline: see `Sweep.find`. None: the variant that agrees most with the settings without the sweep; without
+            launches, the first one.
 
     Raises:
         FileNotFoundError: there is no run.
@@ -171,25 +181,23 @@ def read_sweep(folder: str | Path, baseline: str | None = None) -> Sweep:
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is not a folder; name a sweep's, below multirun/")
     launches = read_launches(folder)
-    keys, runs = _planned_runs(folder, launches) if launches else _discovered_runs(folder)
+    planned = planned_runs(launches).values()
+    runs = [Run(folder / each["folder"], each["seed"], each["values"]) for each in planned] or discovered_runs(folder)
     if not runs:
         raise FileNotFoundError(f"{folder} has neither {SWEEP} nor a run with {SETTINGS}; name a sweep's folder")
-    variants: dict[str, tuple[dict, dict[int, Run]]] = {}
-    for values, run in runs:
-        _, of_seeds = variants.setdefault(text_of(values), (values, {}))
-        of_seeds[run.seed] = max(of_seeds.get(run.seed, run), run, key=_precedence)
-    last = [key.rpartition(".")[2] for key in keys]
-    names = {key: name if last.count(name) == 1 else key for key, name in zip(keys, last, strict=True)}
-    every = [
-        Variant(values, label_of(values, names), tuple(of_seeds[seed] for seed in sorted(of_seeds)))
-        for values, of_seeds in variants.values()
-    ]
-    chosen = _choose_baseline(every, names, baseline, launches[0]["baseline"] if launches else {})
-    sweep = Sweep(folder, keys, tuple(every), chosen, launches)
+    variants: dict[str, dict[int, Run]] = {}
+    for run in sorted(runs, key=_precedence):
+        variants.setdefault(text_of(run.values), {})[run.seed] = run
+    order = dict.fromkeys(text_of(run.values) for run in runs)
+    keys = tuple(launches[0]["swept"] if launches else runs[0].values)
+    every = []
+    for of_seeds in (variants[text] for text in order):
+        members = tuple(of_seeds[seed] for seed in sorted(of_seeds))
+        every.append(Variant(members[0].values, label_of(members[0].values, short_names(keys)), members))
+    sweep = Sweep(folder, keys, tuple(every), every[0], launches)
     scored_part(sweep.runs)
-    for run in sweep.runs:  # so that a damaged file is found here
-        _ = run.settings, run.curves, run.message
-    return sweep
+    chosen = max(every, key=sweep.agreement) if baseline is None else sweep.find("baseline", baseline)
+    return replace(sweep, baseline=chosen)
 
 
 def scored_part(runs: Iterable[Run]) -> str | None:
@@ -198,15 +206,12 @@ def scored_part(runs: Iterable[Run]) -> str | None:
     Raises:
         ValueError: trainer.limit_val_batches has shortened it for some, and not in the same way for all.
     """
-    parts = {run.folder: partial_validation(run.summary.get("val_windows")) for run in runs if run.summary}
-    if not parts:
-        return None
-    (first, of_first), *others = parts.items()
-    for folder, part in others:
-        if part != of_first:
-            both = f"{first} has scored {of_first or 'all'} of its validation part and {folder} {part or 'all'}"
-            raise ValueError(f"{both}; train them with the same trainer.limit_val_batches")
-    return of_first
+    parts = {partial_validation(run.summary.get("val_windows")): run.folder for run in runs if run.summary}
+    if len(parts) > 1:
+        found = ", ".join(f"{part or 'all'} in {folder}" for part, folder in parts.items())
+        remedy = "train them with the same trainer.limit_val_batches"
+        raise ValueError(f"the runs have scored different parts of the validation part, {found}; {remedy}")
+    return next(iter(parts), None)
 
 
 def read_launches(folder: Path) -> list[dict]:
@@ -217,14 +222,9 @@ def read_launches(folder: Path) -> list[dict]:
     """
     path = folder / SWEEP
     try:
-        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-        launches = [json.loads(line) for line in lines]
-        for launch in launches:
-            _ = launch["swept"], launch["baseline"], launch["family"], launch["seeds"]
-            _ = [(run["folder"], run["values"], int(run["seed"]), run["arguments"]) for run in launch["runs"]]
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} is damaged ({error!r}); restore it, or remove it to read the runs below") from error
-    return launches
+        return [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.is_file() else []
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}); restore it, or remove it to read the runs below") from error
 
 
 def planned_runs(launches: Sequence[dict]) -> dict[str, dict]:
@@ -232,26 +232,20 @@ def planned_runs(launches: Sequence[dict]) -> dict[str, dict]:
     return {run["folder"]: run for launch in launches for run in launch["runs"]}
 
 
-def _planned_runs(folder: Path, launches: Sequence[dict]) -> tuple[tuple[str, ...], list[tuple[dict, Run]]]:
-    """Swept keys, and values and run of each planned run."""
-    runs = planned_runs(launches).values()
-    return tuple(launches[0]["swept"]), [(run["values"], Run(folder / run["folder"], run["seed"], run)) for run in runs]
-
-
-def _discovered_runs(folder: Path) -> tuple[tuple[str, ...], list[tuple[dict, Run]]]:
-    """The same from the config.yaml of each run below the folder, variants in the order of their values."""
-    runs = []
-    for path, subfolders, files in os.walk(folder):
-        subfolders.sort()
-        if SETTINGS in files and isinstance(settings := read_settings(Path(path) / SETTINGS), dict):
-            if isinstance(settings.get("seed"), int) and "model" in settings:  # not a file of something else
-                runs.append(Run(Path(path), settings["seed"]))
-                subfolders.clear()  # loggers save a config.yaml of their own within a run
+def discovered_runs(folder: Path) -> list[Run]:
+    """The runs with a config.yaml below the folder, in the order of the values in which they differ."""
+    runs: list[Run] = []
+    for path in sorted(folder.rglob(SETTINGS), key=lambda path: (len(path.parts), path)):
+        if any(path.is_relative_to(run.folder) for run in runs):
+            continue  # a logger's, within a run
+        settings = read_settings(path)
+        if isinstance(settings.get("seed"), int) and "model" in settings:  # not a file of something else
+            runs.append(Run(path.parent, settings["seed"]))
     every_key = dict.fromkeys(key for run in runs for key in run.settings)
     texts = {key: {text_of(run.settings[key]) for run in runs if key in run.settings} for key in every_key}
-    keys = tuple(key for key in texts if key.partition(".")[0] not in NO_VARIANT and len(texts[key]) > 1)
-    found = [({key: run.settings.get(key) for key in keys}, run) for run in runs]
-    return keys, sorted(found, key=lambda item: [_order(value) for value in item[0].values()])
+    keys = [key for key in texts if key.partition(".")[0] not in NO_VARIANT and len(texts[key]) > 1]
+    found = [replace(run, values={key: run.settings.get(key) for key in keys}) for run in runs]
+    return sorted(found, key=lambda run: [_order(value) for value in run.values.values()])
 
 
 def _precedence(run: Run) -> tuple:
@@ -260,36 +254,15 @@ def _precedence(run: Run) -> tuple:
     return run.state == "finished", max(times, default=0), str(run.folder)
 
 
-def _choose_baseline(
-    variants: Sequence[Variant], names: Mapping[str, str], asked: str | None, defaults: Mapping[str, object]
-) -> Variant:
-    """Raises ValueError that lists the labels."""
-
-    def agreement(variant: Variant) -> int:
-        return sum(key in defaults and text_of(defaults[key]) == text_of(x) for key, x in variant.values.items())
-
-    if asked is None:
-        return max(variants, key=agreement)  # the first of several
-    # a comma within a list is not followed by "key="
-    parts = [part.strip().partition("=") for part in re.split(r",(?=[^,=]+=)", asked)]
-    wanted = {name: text for name, _, text in parts}
-    keys = {name: key for key, label in names.items() for name in (key, label)}
-    matching = [variant for variant in variants if variant.label == asked.strip()] or [
-        variant
-        for variant in variants
-        if all(name in keys and text_of(variant.values[keys[name]]) == text for name, text in wanted.items())
-    ]
-    matching = [variant for variant in matching if agreement(variant) == max(map(agreement, matching))]
-    if len(matching) != 1:
-        problem = "matches several variants" if matching else "is not a variant"
-        labels = "; ".join(variant.label for variant in matching or variants)
-        raise ValueError(f"baseline={asked} {problem}; choose one of: {labels}")
-    return matching[0]
+def short_names(keys: Sequence[str]) -> dict[str, str]:
+    """Each key with its name in labels: the last component, if it is unique."""
+    last = [key.rpartition(".")[2] for key in keys]
+    return {key: name if last.count(name) == 1 else key for key, name in zip(keys, last, strict=True)}
 
 
-def label_of(values: Mapping[str, object], names: Mapping[str, str] = MappingProxyType({})) -> str:
+def label_of(values: Mapping[str, object], names: Mapping[str, str] | None = None) -> str:
     """The values as a text, with other `names` for some keys."""
-    return ", ".join(f"{names.get(key, key)}={text_of(value)}" for key, value in values.items()) or "the configuration"
+    return ", ".join(f"{(names or {}).get(key, key)}={text_of(x)}" for key, x in values.items()) or "the configuration"
 
 
 def text_of(value: object) -> str:
@@ -302,11 +275,3 @@ def _order(value: object) -> tuple:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return (0, value, "")
     return (1, 0, text_of(value))
-
-
-def read_json(path: Path) -> dict:
-    """Raises ValueError for a damaged file."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not valid JSON ({error}); restore it, or move it away") from error

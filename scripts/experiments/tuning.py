@@ -42,34 +42,26 @@ def tuned(sweep: Sweep, losses: Losses, key: str) -> tuple[Sweep, Losses, Tuning
         raise ValueError(f"tune={key} is not swept; choose one of: {', '.join(sweep.keys)}")
     if left := sum(run.state in RUNNING for run in sweep.runs):
         raise ValueError(f"tune={key} chooses when all runs have ended, and {left} of {len(sweep.runs)} have not")
-    if len(losses.sizes) < 2:
+    if len(losses.sizes) < 2 or not losses.comparable:
         raise ValueError(f"tune={key} needs runs on one text, whose documents have losses of their own")
     variants, chooses = [sweep.baseline, *sweep.others], np.arange(len(losses.sizes)) % STRIDE == 0
-    by_seed = losses.losses[..., chooses] @ (losses.sizes[chooses] / losses.sizes[chooses].sum())  # (V, S)
+    by_seed = losses.of(range(len(variants)), chooses).by_seed
     groups: dict[str, list[int]] = {}  # the baseline's is the first
     for i, variant in enumerate(variants):
-        others = {name: value for name, value in variant.values.items() if name != key}
-        groups.setdefault(text_of(others), []).append(i)
-    rows, found, ends = [], {}, []
+        groups.setdefault(text_of({**variant.values, key: None}), []).append(i)
+    best, found, ends = [], {}, []
     for members in groups.values():
         members = [i for i in members if not np.isnan(by_seed[i]).all()]
         common = ~np.isnan(by_seed[members]).any(0)
         if not members or not common.any():
             raise ValueError(f"tune={key}: a variant has no seed that finished with all values")
-        means = by_seed[members][:, common].mean(1).tolist()
-        best = members[means.index(min(means))]
-        values = [variants[i].values[key] for i in members]
-        found[variants[best].label] = dict(zip(map(text_of, values), means, strict=True))
+        means, values = by_seed[members][:, common].mean(1), [variants[i].values[key] for i in members]
+        chosen = int(means.argmin())
+        best.append(members[chosen])
+        label = variants[members[chosen]].label
+        found[label] = dict(zip(map(text_of, values), means.tolist(), strict=True))
         numbers = [x for x in values if isinstance(x, int | float)]
-        if len(numbers) == len(values) and variants[best].values[key] in (min(numbers), max(numbers)):
-            ends.append(variants[best].label)
-        rows.append(best)
-    chosen = replace(sweep, variants=tuple(variants[i] for i in rows), baseline=variants[rows[0]])
-    rest = np.logical_not(chooses)
-    kept = Losses(
-        losses.losses[rows][..., rest],
-        losses.sizes[rest],
-        losses.unit,
-        f"{rest.sum()} {losses.documents.partition(' ')[2]}",
-    )
-    return chosen, kept, Tuning(key, found, ends)
+        if len(numbers) == len(values) and values[chosen] in (min(numbers), max(numbers)):
+            ends.append(label)
+    kept = replace(sweep, variants=tuple(variants[i] for i in best), baseline=variants[best[0]])
+    return kept, losses.of(best, np.logical_not(chooses)), Tuning(key, found, ends)

@@ -82,14 +82,19 @@ def test_with_few_documents_the_clusters_are_blocks_of_consecutive_windows(n_win
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(
-    st.integers(2, 5), st.integers(2, 5), st.sampled_from([1, 12]), st.sampled_from([0.0, 0.1, 3.0]), st.integers(0, 99)
+    st.integers(2, 5),
+    st.integers(2, 5),
+    st.sampled_from([1, 12]),
+    st.sampled_from([0.0, 0.1, 3.0]),
+    st.integers(0, 99),
+    st.booleans(),
 )
-def test_intervals_are_those_of_an_independent_computation(n_variants, n_seeds, n_documents, of_text, number):
+def test_intervals_are_those_of_an_independent_computation(n_variants, n_seeds, n_documents, of_text, number, paired):
     chance = np.random.default_rng(number)
     losses, sizes = chance.normal(size=(n_variants, n_seeds, n_documents)), SIZES[:n_documents]
     losses += of_text * chance.normal(size=(n_variants, 1, n_documents))
-    (means,), (halves,) = intervals(losses[None], sizes, LEVEL)
-    found = compare(losses, sizes, LEVEL)
+    (means,), (halves,) = intervals(losses[None], sizes, LEVEL, paired)
+    found = compare(losses, sizes, LEVEL, paired=paired)
     assert [each.difference.mean for each in found] == pytest.approx(means)
     assert [each.difference.half_width for each in found] == pytest.approx(halves)
     verdicts = [UNCLEAR if abs(m) <= h else BETTER if m < 0 else WORSE for m, h in zip(means, halves, strict=True)]
@@ -136,11 +141,11 @@ def test_equal_means_that_the_interval_is_within_the_margin(mean, margin, verdic
     assert found.verdict == verdict and found.difference.half_width == pytest.approx(0.09, rel=1e-3)
 
 
-def sweeps(n_variants, n_seeds, sds=(), of_text=0.0, of_rest=0.0):
-    """Losses (N, V, S, G) of configurations whose true losses are 0."""
+def sweeps(n_variants, n_seeds, sds=(), of_text=0.0, of_rest=0.0, of_seed=10.0):
+    """Losses (N, V, S, G) of configurations whose true losses are 0; `of_seed`: of what a seed does to all of them."""
     chance, shape = np.random.default_rng(0), (REPETITIONS, n_variants, n_seeds, 1)
-    of_seeds = chance.normal(size=shape) * np.reshape([*sds, *[1] * (n_variants - len(sds))], (-1, 1, 1))
-    losses = of_seeds + 10 * chance.normal(size=(REPETITIONS, 1, n_seeds, 1))  # what a seed does to all variants
+    of_runs = chance.normal(size=shape) * np.reshape([*sds, *[1] * (n_variants - len(sds))], (-1, 1, 1))
+    losses = of_runs + of_seed * chance.normal(size=(REPETITIONS, 1, n_seeds, 1))
     if not of_text and not of_rest:
         return losses, np.ones(1)
     scale = np.sqrt(SIZES.mean() / SIZES)  # a longer document has a steadier mean
@@ -151,31 +156,63 @@ def sweeps(n_variants, n_seeds, sds=(), of_text=0.0, of_rest=0.0):
 
 EVEN = [{"n_variants": v, "n_seeds": s} for v, s in ((2, 2), (2, 5), (3, 3), (6, 2), (6, 5))]
 EVEN += [{"n_variants": 3, "n_seeds": s, "of_text": t, "of_rest": 1.0} for s, t in ((3, 0.3), (3, 3.0), (8, 1.0))]
-SPREADS = (3, 2, [3]), (6, 2, [3]), (6, 3, [1, 1, 1, 1, 1, 3]), (6, 5, [2]), (3, 8, [3])
+SPREADS = (3, 2, [3]), (6, 2, [3]), (6, 3, [1, 1, 1, 1, 1, 3]), (6, 5, [2]), (3, 8, [3]), (2, 3, [1, 10]), (4, 3, [10])
 UNEVEN = [{"n_variants": v, "n_seeds": s, "sds": sds} for v, s, sds in SPREADS]
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("paired", [True, False])
 @pytest.mark.parametrize(("case", "most"), [*((case, 0.055) for case in EVEN), *((case, 0.06) for case in UNEVEN)])
-def test_equal_configurations_are_seldom_called_different(case, most):
+def test_equal_configurations_are_seldom_called_different(case, most, paired):
     """And the intervals of a family hold all true differences, here 0, in at least 94 % of sweeps."""
-    losses, sizes = sweeps(**case)
-    mean, half = intervals(losses, sizes, 0.05)
+    losses, sizes = sweeps(**case, of_seed=10.0 if paired else 0.0)
+    mean, half = intervals(losses, sizes, 0.05, paired)
     assert (np.abs(mean) > half).any(1).mean() <= most
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("correlation", "is_better"), [(0.0, False), (0.6, True), (0.9, True)])
+def test_pairs_of_seeds_have_more_power_only_where_seeds_correlate(correlation, is_better):
+    """The table of docs/ablations.md: a true difference of three standard deviations, three seeds."""
+    for n_variants in (2, 4, 6):
+        losses, sizes = sweeps(n_variants, 3, of_seed=(correlation / (1 - correlation)) ** 0.5)
+        losses *= (1 - correlation) ** 0.5
+        powers, errors = [], []
+        for paired in (True, False):
+            mean, half = intervals(losses, sizes, LEVEL, paired)
+            errors.append((np.abs(mean) > half).any(1).mean())
+            powers.append((mean[:, -1] + 3 > half[:, -1]).mean())
+        found = f"power {np.round(powers, 3)}, errors {np.round(errors, 3)}"
+        print(f"{n_variants} variants, correlation {correlation}: {found}")
+        assert (powers[0] > powers[1]) == is_better
+        assert max(errors) <= LEVEL + 0.005
+
+
 @pytest.mark.parametrize(
-    "case",
+    ("paired", "case"),
     [
-        {"n_variants": 2, "n_seeds": 3},
-        pytest.param({"n_variants": 6, "n_seeds": 3, "of_text": 1}, marks=pytest.mark.slow),
-        pytest.param({"n_variants": 2, "n_seeds": 8, "of_text": 1}, marks=pytest.mark.slow),
+        (True, {"n_variants": 2, "n_seeds": 3}),
+        (False, {"n_variants": 2, "n_seeds": 3}),
+        pytest.param(True, {"n_variants": 6, "n_seeds": 3, "of_text": 1}, marks=pytest.mark.slow),
+        pytest.param(True, {"n_variants": 2, "n_seeds": 8, "of_text": 1}, marks=pytest.mark.slow),
+        pytest.param(False, {"n_variants": 2, "n_seeds": 8, "of_text": 1}, marks=pytest.mark.slow),
     ],
 )
-def test_the_smallest_detectable_difference_is_found_with_the_stated_power(case):
+def test_the_smallest_detectable_difference_is_found_with_the_stated_power(case, paired):
     """The difference that single sweeps state is itself uncertain: their median is compared."""
-    losses, sizes = sweeps(**case)
-    stated = float(np.median([compare(each, sizes, LEVEL)[-1].detectable for each in losses[:400]]))
+    losses, sizes = sweeps(**case, of_seed=10.0 if paired else 0.0)
+    stated = float(np.median([compare(each, sizes, LEVEL, paired=paired)[-1].detectable for each in losses[:400]]))
     losses[:, -1] += stated
-    mean, half = intervals(losses, sizes, LEVEL)
+    mean, half = intervals(losses, sizes, LEVEL, paired)
     assert abs((mean[:, -1] > half[:, -1]).mean() - POWER) < 0.12
+
+
+@pytest.mark.parametrize("paired", [True, False])
+def test_the_seeds_needed_find_the_difference_with_the_stated_power(paired):
+    losses, sizes = sweeps(2, 5, of_seed=0.0)
+    needed = [compare(each, sizes, LEVEL, paired=paired)[0].seeds_needed(1.5, LEVEL) for each in losses[:200]]
+    losses, sizes = sweeps(2, int(np.median(needed)), of_seed=0.0)
+    mean, half = intervals(losses, sizes, LEVEL, paired)
+    assert abs((mean + 1.5 > half).mean() - POWER) < 0.12
+    of_text, sizes = sweeps(2, 3, of_text=1.0)
+    assert compare(of_text[0], sizes, LEVEL, paired=paired)[0].seeds_needed(0.1, LEVEL) is None  # the text hides it

@@ -5,6 +5,7 @@ import signal
 
 import pytest
 
+from tests.contract.harness import BARE, run, summary
 from tests.scripts.experiments.synthetic import command, launches_of
 from tril.scripts.experiments.grid import folder_name
 
@@ -22,21 +23,41 @@ def trained(processes):
     """Each run finishes with the loss of its heads, unless its rate has another outcome."""
 
     def outcome(settings):
-        finished = {"loss": float(settings["model.n_heads"]), "seconds": 61.0}
+        finished = {"loss": float(settings.get("model.n_heads", 2)), "seconds": 61.0}
         return OUTCOMES.get(settings.get("optim.lr_scale"), finished)
 
     return processes(outcome)
 
 
-def test_a_wrong_grid_is_refused(here):
-    for settings, message in (
-        (["model.n_kv_heads=null,2"], "model.n_kv_heads=2: the same run as model.n_kv_heads=null: the difference has"),
-        (["model.context_length=32,100000"], "model.context_length=100000: the training part has"),
-        (["model.n_heads=3,5", "sweep.skip_invalid=true"], "2 of 2 runs of the grid are invalid; correct them\n"),
-        (["resume=latest", "seed=0,1"], "resume=latest is for a single run"),
-    ):
-        done = command(here, *settings)
-        assert done.returncode == 2 and message in done.stderr and not (here / "multirun").exists()
+@pytest.mark.parametrize(
+    ("settings", "parts"),
+    [
+        (["model.n_heads=2,2"], ["model.n_heads=2,2", "twice"]),
+        (["seed=0,0"], ["seed=0,0", "twice"]),
+        (["model.n_heads=2,3"], ["1 of 2", "model.n_heads=3", "model.dim=32", "sweep.skip_invalid=true"]),
+        (["model.n_heads=3,5", "sweep.skip_invalid=true"], ["2 of 2", "model.n_heads=3", "model.n_heads=5"]),
+        (["model.n_kv_heads=null,2"], ["model.n_kv_heads=2", "model.n_kv_heads=null", "no effect"]),
+        (["model.context_length=32,100000"], ["model.context_length=100000", "tokens"]),
+        (["resume=latest", "seed=0,1"], ["resume=latest", "single run"]),
+    ],
+)
+def test_a_wrong_grid_trains_nothing(settings, parts, here):
+    done = command(here, *settings)
+    assert done.returncode == 2 and not (here / "multirun").exists()
+    assert all(part in done.stderr for part in parts), done.stderr
+    assert len([line for line in done.stderr.splitlines() if "error:" in line]) == 1
+
+
+def test_a_grid_plans_the_model_and_runs_of_init_from(here):
+    for heads in (1, 4):
+        run(
+            "train", *BARE, "data.path=text.txt", f"model.n_heads={heads}", f"hydra.run.dir={heads}", cwd=here
+        ).succeeded()
+    own = ["data.path=text.txt", "trainer.max_steps=2", "trainer.accelerator=cpu", "optim.schedule.warmup_steps=1"]
+    run("train", "-m", *own, "init_from=1,4", cwd=here).succeeded()
+    planned = launches_of(here)[0]["runs"]
+    assert [each["values"] for each in planned] == [{"init_from": "1"}, {"init_from": "4"}]
+    assert [each["parameters"] for each in planned] == [summary(here / name)["parameters"] for name in "14"]
 
 
 def test_a_sweep_lists_its_runs_compares_them_and_finds_its_folder_again(here):

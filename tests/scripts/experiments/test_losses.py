@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.scripts.experiments.synthetic import HEADS, change, finish_run, sweep_of, write_sweep
+from tests.scripts.experiments.synthetic import HEADS, finish_run, sweep_of, write_run, write_sweep
 from tril.model.comparison import compare
 from tril.scripts.experiments.losses import compare_sweep, launch_alpha, losses_of
 from tril.scripts.experiments.sweep import read_sweep
@@ -35,10 +35,6 @@ def test_losses_are_those_of_documents_and_compared_at_the_level_of_the_launch(t
     [comparison] = compare_sweep(found, read_sweep(tmp_path), margin=0.1).values()
     assert comparison == compare(found.losses, found.sizes, 0.005, 0.1)[0]
     assert sum(map(launch_alpha, range(1, 40))) < 0.05
-    change(tmp_path / "model.n_heads=1,seed=0/summary.json", data_fingerprint="another")
-    found = losses_of(sweep := read_sweep(tmp_path))
-    assert (found.unit, found.documents, found.losses.shape) == ("bits per byte", "the whole text", (2, 3, 1))
-    assert found.losses[1, 2, 0] == sweep.others[0].runs[2].summary["final_val_bpb"]
 
 
 def test_few_documents_or_documents_that_differ_give_blocks_of_windows(tmp_path):
@@ -62,3 +58,28 @@ def test_a_diverged_run_is_infinite_and_a_missing_one_nan(tmp_path):
     found = losses_of(sweep).losses
     assert np.isinf(found[1, 0]).all() and np.isnan(found[1, 1]).all() and np.isnan(found[2, 1]).all()
     assert [each.verdict for each in compare_sweep(losses_of(sweep), sweep).values()] == ["diverged", "one seed"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "fingerprint", "more", "comparable"),
+    [
+        ({}, "a", {}, True),
+        ({"data.batch_size": 8}, "a", {}, True),
+        ({"data.tokenizer": {"kind": "char"}}, "b", {}, True),
+        ({"data.token_budget": 1000}, "b", {}, True),
+        ({"data.path": "other.txt"}, "b", {}, False),
+        ({"data.path": "other.txt", "data.tokenizer": {"kind": "char"}}, "b", {}, False),
+        ({"data.val_fraction": 0.2}, "b", {}, False),
+        ({}, "b", {}, False),  # the content of the file has changed
+        ({"data.tokenizer": {"kind": "char"}}, "b", {"val_bytes_per_token": 4.0}, False),
+    ],
+)
+def test_only_runs_on_one_text_are_compared(changed, fingerprint, more, comparable, tmp_path):
+    common = {"model.n_heads": 2, "data.path": "text.txt", "data.val_fraction": 0.1, "data.tokenizer": {"kind": "bpe"}}
+    write_run(tmp_path / "a", 3.0, common)
+    write_run(tmp_path / "b", 3.1, common | changed | {"model.n_heads": 4}, data_fingerprint=fingerprint, **more)
+    found = losses_of(sweep := read_sweep(tmp_path))
+    assert found.comparable is comparable and bool(compare_sweep(found, sweep)) is comparable
+    if comparable and fingerprint == "b":
+        final = sweep.others[0].runs[0].summary["final_val_bpb"]
+        assert found.unit == "bits per byte" and found.losses[1, 0, 0] == final

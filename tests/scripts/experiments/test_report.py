@@ -3,17 +3,21 @@
 python -m pytest tests/scripts/experiments/test_report.py
 """
 
+import itertools
 import re
 
+import numpy as np
 import pytest
 
 from tests.contract.harness import run
+from tests.scripts.experiments import synthetic
 from tests.scripts.experiments.synthetic import HEADS, change, sweep_of, write_run, write_sweep
 from tril.scripts.experiments.losses import losses_of
 from tril.scripts.experiments.report import Report
 
+KEYS = ["model.n_heads", "model.mlp"]
 NASTY = "<script>alert(1)<b>|`*_$^$ & [d](e)"
-MESSAGE = "</td></script><script>alert('2')| \x1b[31m red\nand more \udcff"
+MESSAGE = "</td></script><script>alert('2')| \x1b[31m red\nand more"
 LOSSES = {
     (4, NASTY): {0: 3.1, 1: 3.25, 2: "failed"},
     (4, "relu2"): {0: 3.0, 1: 3.1, 2: 3.3},
@@ -24,7 +28,7 @@ DOUBTFUL = {"device": "cuda", "causality": "LEAKS at 1"}
 
 @pytest.mark.filterwarnings("error::UserWarning")  # of matplotlib
 def test_no_text_of_a_sweep_becomes_markup_in_its_report(tmp_path):
-    folder, keys = tmp_path / "multirun/day/new", ["model.n_heads", "model.mlp"]
+    folder, keys = tmp_path / "multirun/day/new", KEYS
     usual = {"device": "cpu", "causality": "certified"}
     summary = {values: usual | (DOUBTFUL if values[0] == 8 else {}) for values in LOSSES}
     write_sweep(folder, LOSSES, keys, baseline=(4, "relu2"), summary=summary)
@@ -61,7 +65,6 @@ ANSWERS = {
     },
 }
 WARNINGS = {
-    "The finished runs differ in their text or tokenizer, so they are compared": {"data_fingerprint": "another"},
     "The losses are those of 4 of 8 windows of the validation part": {"val_windows": {"scored": 4, "of": 8}},
     "": {},
 }
@@ -78,13 +81,38 @@ def test_the_answer_is_one_sentence_and_what_makes_the_losses_doubtful_is_a_warn
 
 
 def test_runs_on_different_texts_are_not_compared(tmp_path):
-    other = {"data_fingerprint": "x", "val_bytes_per_token": 4.0}
-    report = report_of(sweep_of(tmp_path, summary={(1,): other}))
-    assert "different validation texts, of 768 and 1,024 bytes" in report.answer()
-    assert report.comparisons == {} and "difference" not in [*report.result_rows()][0]
+    report = report_of(sweep_of(tmp_path, summary={(1,): {"data_fingerprint": "x"}}))  # and equal settings of the text
+    assert report.comparisons == {} and "different texts" in report.answer()
+    assert not any("difference" in row for row in report.result_rows())
     assert "3.0300" in report.shown() and "3.1267" in report.shown()  # each variant alone
 
 
+@pytest.mark.parametrize(
+    ("losses", "status"),
+    [({0: 1.0, 1: 1.1001}, 0), ({0: 4.0, 1: 4.1001}, 1), ({0: 3.0, 1: 3.1}, 1), ({0: 2.5, 1: 3.5}, 3), ({0: 3.0}, 3)],
+)
+def test_the_exit_status_judges_a_candidate(losses, status, tmp_path, drawn):
+    folder = write_sweep(tmp_path / "sweep", {(4,): TWO_SEEDS, (1,): losses})
+    found = run("report", f"dir={folder}", "candidate=n_heads=1", "margin=0.01", cwd=tmp_path)
+    assert found.returncode == status, found.stderr
+    run("report", f"dir={folder}", "candidate=n_heads=4", cwd=tmp_path).refused("candidate=n_heads=4")
+
+
+def test_an_undecided_row_says_how_many_seeds_would_decide(tmp_path):
+    report = report_of(sweep_of(tmp_path, {(4,): {0: 3.0, 1: 3.1, 2: 3.2}, (1,): {0: 3.1, 1: 3.1, 2: 3.3}}))
+    [each] = report.comparisons.values()
+    assert report.seeds_needed(each) == tuple(
+        str(each.seeds_needed(effect, 0.005)) for effect in (each.difference.mean, 0.01)
+    )
+    assert f"{np.corrcoef([0, 1, 2], [0, 0, 2])[0, 1]:.2f}" in report.basis()
+
+
+@pytest.mark.parametrize(("parameters", "paired"), [(1000, True), (1001, False)])
+def test_seeds_are_paired_if_the_variants_have_equal_numbers_of_parameters(parameters, paired, tmp_path):
+    assert report_of(sweep_of(tmp_path, summary={(1,): {"parameters": parameters}})).losses.paired is paired
+
+
+@pytest.mark.filterwarnings("error")
 def test_pictures_have_the_differences_and_the_curves(tmp_path, drawn):
     report = report_of(sweep_of(tmp_path))
     report.write(tmp_path)
@@ -94,6 +122,28 @@ def test_pictures_have_the_differences_and_the_curves(tmp_path, drawn):
     ends = bar.lines[2][0].get_segments()[0]
     assert ends.tolist() == [pytest.approx([x, 0]) for x in (each.difference.low, each.difference.high)]
     above, below = drawn["curves.png"].axes
-    lines = [line.get_xydata().tolist() for line in above.lines if len(line.get_xydata()) and line.get_ls() != "None"]
+    lines = [line.get_xydata().tolist() for line in above.lines]
     assert lines[0] == [[1600, 4.1], [3200, 3.1 + 0.3], [4800, 3.1 - 0.01], [6400, 3.1]] and below.get_xlim()[0] == 3200
     assert [line[-1] for line in lines] == [[6400, loss] for seeds in HEADS.values() for loss in seeds.values()]
+
+
+@pytest.mark.parametrize("scale", [1, 7, 128])
+def test_labels_of_the_curves_do_not_touch(scale, tmp_path, drawn, monkeypatch):
+    monkeypatch.setattr(synthetic, "TOKENS", 64 * scale)
+    report_of(
+        sweep_of(tmp_path, {(4, "x" * 90): TWO_SEEDS, (4, "y z " * 30): TWO_SEEDS}, keys=KEYS, baseline=(4, ""))
+    ).write(tmp_path)
+    figure = drawn["curves.png"]
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        boxes = [each.get_window_extent() for each in axes.get_xticklabels() if each.get_text()]
+        shown = [box for box in boxes if figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1]
+        assert all(left.x1 + 4 < right.x0 for left, right in itertools.pairwise(shown))
+    assert figure.legends[0].get_window_extent().width <= figure.bbox.width
+
+
+def test_pictures_without_data_are_not_written(tmp_path):
+    sweep = sweep_of(tmp_path, {(4,): {0: 3.0}})
+    (sweep.runs[0].folder / "csv/version_0/metrics.csv").write_text("step,train/tokens,val/loss\n8,512,3.0\n")
+    files = report_of(sweep).write(tmp_path)
+    assert files == ["report.md", "results.csv", "runs.csv"] and not [*tmp_path.glob("*.png")]

@@ -68,10 +68,9 @@ def test_the_baseline_is_chosen_by_values_or_label_or_is_the_variant_that_agrees
 
 
 def test_damaged_files_are_named(tmp_path):
-    for text in ("{", '{"swept": ["a"], "runs": [{"folder": "x", "values": {}}]}'):
-        (tmp_path / "launches.jsonl").write_text(text)
-        with pytest.raises(ValueError, match="launches.jsonl is damaged"):
-            read_sweep(tmp_path)
+    (tmp_path / "launches.jsonl").write_text("{")
+    with pytest.raises(ValueError, match="launches.jsonl is damaged"):
+        read_sweep(tmp_path)
     (tmp_path / "launches.jsonl").unlink()
     with pytest.raises(FileNotFoundError, match="neither launches.jsonl nor a run with config.yaml"):
         read_sweep(tmp_path)
