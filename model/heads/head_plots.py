@@ -1,20 +1,15 @@
-"""Pictures of a model's heads: one of removals and scores, one of attention maps, and one of the seeds of a sweep.
-
-Letters: L layers, H heads, T tokens.
-"""
+"""Pictures of heads: of a model, its removals and scores; of a sweep, the removals over seeds."""
 
 import contextlib
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch import Tensor
 
 from tril.model.comparison import UNCLEAR, Comparison
 from tril.model.heads.ablation import Ablation
-from tril.model.heads.records import COPY_LOSSES, UNIFORM, head_name
+from tril.model.heads.records import COPY_LOSSES, UNIFORM
 from tril.model.heads.scores import SCORES
 
 if TYPE_CHECKING:
@@ -24,11 +19,8 @@ if TYPE_CHECKING:
 
 COLOR = "tab:blue"
 DPI = 130
-MAX_LABEL = 10  # characters of a token
 MAX_ANNOTATED = 24  # heads whose names fit along a curve
-MIN_FONT = 4.5  # points
 OVER_TIME = [["previous", "first"], ["self", "induction"], ["entropy", "distance"], ["losses", "legend"]]
-WHITESPACE = {" ": "␣", "\n": "↵", "\t": "→", "\r": "←"}  # glyphs of matplotlib's default font
 
 
 @contextlib.contextmanager
@@ -38,9 +30,7 @@ def saved_figure(path: str | Path, width: float, height: float) -> Iterator["Fig
 
     figure = Figure(figsize=(width, height), layout="constrained")
     yield figure
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing from")  # shown as a box
-        figure.savefig(path, dpi=DPI)
+    figure.savefig(path, dpi=DPI)
 
 
 def plot_heads(
@@ -53,10 +43,10 @@ def plot_heads(
         records: see `records.read_records`; None: the run has none.
     """
     n_layers, n_heads = ablation.single.shape[:2]
-    panels = [["alone", "in turn"], *([] if records is None else OVER_TIME)]
+    panels: Any = [["alone", "in turn"], *([] if records is None else OVER_TIME)]
     heights = [max(4.0, 0.6 * n_layers + 1.2), *[3.0] * (len(panels) - 1)]
     with saved_figure(path, 2 * max(6.0, 0.8 * n_heads + 1.5), sum(heights)) as figure:
-        axes = figure.subplot_mosaic(panels, height_ratios=heights)  # pyright: ignore[reportArgumentType] of names
+        axes = figure.subplot_mosaic(panels, height_ratios=heights)
         draw_ablation(axes["alone"], ablation)
         draw_removal(axes["in turn"], removal)
         if records is not None:
@@ -156,34 +146,3 @@ def plot_ranks(path: str | Path, averages: Mapping[str, Mapping[str, Comparison]
         axes.set(xlabel="rank of the head", ylabel="rise of the loss, nats per token")
         axes.locator_params(axis="x", integer=True)
         axes.legend()
-
-
-def plot_maps(path: str | Path, maps: Tensor, tokens: Sequence[str]) -> None:
-    """PNG: the weights (L, H, T, T) of every head as a grid, one query per row, with token labels where they fit."""
-    from matplotlib.colors import PowerNorm
-
-    n_layers, n_heads, n_tokens, _ = maps.shape
-    side = min(max(0.075 * n_tokens, 2.0), 3.8, 30 / max(n_layers, n_heads))  # inches of a panel
-    font = min(8.0, 72 * side / n_tokens / 1.15)  # points
-    labels = [readable(token) for token in tokens]
-    with saved_figure(path, n_heads * side + 1.6, n_layers * side + 1.4) as figure:
-        panels = figure.subplots(n_layers, n_heads, squeeze=False, sharex=True, sharey=True)
-        for (layer, head), axes in np.ndenumerate(panels):
-            shown = np.ma.masked_equal(maps[layer, head].float().cpu().numpy(), 0)  # exactly 0: hidden
-            axes.set_facecolor("0.88")
-            image = axes.imshow(shown, cmap="Blues", norm=PowerNorm(0.5, 0, 1), interpolation="nearest")
-            axes.set_title(head_name((layer, head)), fontsize=9)
-            if font >= MIN_FONT:
-                axes.set_xticks(range(n_tokens), labels, rotation=90, fontsize=font, parse_math=False)
-                axes.set_yticks(range(n_tokens), labels, fontsize=font, parse_math=False)
-                axes.tick_params(length=0, pad=1.5)
-        figure.supxlabel("key token", fontsize=10)
-        figure.supylabel("query token", fontsize=10)
-        shrink = min(1.0, 6 / (n_layers * side))
-        figure.colorbar(image, ax=panels, label="weight\n(grey: exactly 0)", shrink=shrink, pad=0.02)
-
-
-def readable(token: str) -> str:
-    """A token as a label: whitespace made visible, other control characters replaced, long text truncated."""
-    text = "".join(WHITESPACE.get(c, c if c.isprintable() else "\ufffd") for c in token)
-    return text if len(text) <= MAX_LABEL else text[: MAX_LABEL - 1] + "…"

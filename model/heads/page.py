@@ -38,21 +38,14 @@ def write_page(
         scores: name -> what it means, and the score of each head (L, H), shown next to the name of the head.
         earlier: step -> maps of the same text at an earlier step, (L, H, T, T) codes of `records.read_maps`. A slider
             goes through them; each takes 1.3 bytes per weight.
-
-    Raises:
-        ValueError: the shapes do not match.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    sizes = tuple(maps.shape)
-    if len(sizes) != 4 or 0 in sizes or not sizes[2] == sizes[3] == len(tokens) == len(probabilities):
-        raise ValueError(
-            f"{len(tokens)} tokens, maps {sizes} and probabilities after {len(probabilities)} tokens do not match; "
-            "maps must be (L, H, T, T), without a 0, for T tokens and probabilities after each of them"
-        )
+    n_layers, n_heads, n_queries, n_keys = maps.shape
+    assert n_queries == n_keys == len(tokens) == len(probabilities) and 0 not in maps.shape, maps.shape
     data = {
-        "layers": sizes[0],
-        "heads": sizes[1],
+        "layers": n_layers,
+        "heads": n_heads,
         "tokens": tokens,
         "probabilities": probabilities,
         "steps": list(earlier or {}),

@@ -103,10 +103,6 @@ def read_maps(folder: Path) -> tuple[list[int], dict[int, np.ndarray]]:
     if not path.is_file():
         return [], {}
     with error_if_damaged(path), np.load(path) as arrays:
-        shape = arrays["shape"]
-        steps = {int(name): arrays[name] for name in arrays.files if name.isdecimal()}
-        codes = {
-            step: np.frombuffer(zlib.decompress(each.tobytes()), np.uint8).reshape(shape)
-            for step, each in steps.items()
-        }
+        steps = {int(name): zlib.decompress(arrays[name].tobytes()) for name in arrays.files if name.isdecimal()}
+        codes = {step: np.frombuffer(each, np.uint8).reshape(arrays["shape"]) for step, each in steps.items()}
         return arrays["ids"].tolist(), codes

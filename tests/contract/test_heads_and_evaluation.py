@@ -1,6 +1,5 @@
-"""What evaluate and heads say of a trained model, computed again from its logits."""
+"""What evaluate says of a trained model, computed again from its logits."""
 
-import csv
 import json
 
 import numpy as np
@@ -34,14 +33,14 @@ def encode(lm, folder, pattern):
 
 
 @torch.no_grad()
-def log_probabilities(lm, ids, gate=None):
+def log_probabilities(lm, ids):
     """After each token but the last, in windows of 32 tokens that do not overlap: (N - 1, V) float64."""
     windows = torch.nn.functional.pad(torch.tensor(ids[:-1]), (0, (1 - len(ids)) % 32)).view(-1, 32)
-    return lm.model(windows, head_gate=gate).double().log_softmax(-1).flatten(0, 1)[: len(ids) - 1].numpy()
+    return lm.model(windows).double().log_softmax(-1).flatten(0, 1)[: len(ids) - 1].numpy()
 
 
-def losses(lm, ids, gate=None):
-    return -log_probabilities(lm, ids, gate)[range(len(ids) - 1), ids[1:]]
+def losses(lm, ids):
+    return -log_probabilities(lm, ids)[range(len(ids) - 1), ids[1:]]
 
 
 def ended(name, *arguments, cwd):
@@ -74,15 +73,3 @@ def test_the_figures_of_an_evaluation_follow_from_the_logits(model, lm, texts, t
         ends = values.mean() + np.array([-1, 1]) * t.isf(0.025, df) * variance**0.5
         actual = [figures[name][end] for end in ("mean", "low", "high")]
         assert actual == pytest.approx([values.mean(), *ends], rel=1e-5), name
-
-
-def test_the_changes_without_a_head_are_those_of_a_gate_over_the_validation_text(model, lm, texts, tmp_path):
-    ids = encode(lm, texts.parent, "3*")
-    ids = ids[: (len(ids) - 1) // 32 * 32 + 1]  # whole windows
-    ended("heads", f"ckpt={model}", f"out={tmp_path}", f"windows={len(ids) // 32}", cwd=tmp_path)
-    rows = {row["head"]: row["change"] for row in csv.DictReader((tmp_path / "heads.csv").open(encoding="utf-8"))}
-    for layer, head in np.ndindex(2, 4):
-        gate = torch.ones(2, 4)
-        gate[layer, head] = 0
-        change = losses(lm, ids, gate).mean() - losses(lm, ids).mean()
-        assert float(rows[f"L{layer}H{head}"]) == pytest.approx(change, rel=1e-5, abs=1e-6)

@@ -20,6 +20,7 @@ from tests.runs import train_typed, typed
 from tril.model.checkpoint import Checkpoint, read_state, save, write_state
 from tril.model.evaluation.subject import text_of_run
 from tril.model.runs import load
+from tril.scripts.experiments.trained_heads import earlier_maps, prompt_ids
 
 T = 32  # context length of tests.runs.TINY, which has 2 layers of 2 heads
 OPTIONS = ("windows=8", "device=cpu")
@@ -65,24 +66,27 @@ def page_of(folder):
     return data, maps.reshape(data["layers"], data["heads"], *[len(data["tokens"])] * 2)
 
 
-def test_the_heads_of_one_run_by_document_and_what_is_refused(folder, tmp_path):
+def test_the_heads_of_one_run_in_words_a_table_and_files(folder):
     before, out = set(folder.rglob("*")), folder / "one"
     result = heads(folder, f"ckpt={RUN}", *OPTIONS, "out=one").succeeded()
     written = result.stdout.splitlines()[-1].removeprefix("one: ").split(", ")
     assert set(folder.rglob("*")) - before == {out, *(out / name for name in written)} and len(written) == 5
     assert len(result.stderr.splitlines()) == 1  # what is measured, and no warnings
-    assert (out / "heads.png").read_bytes().startswith(b"\x89PNG")
-    content, lm = json.loads((out / "heads.json").read_text()), load(folder / RUN)
-    assert len(content["windows"].pop("numbers")) == 8
-    assert content["windows"] == {"of": "the validation part", "length": T}
+    assert (out / "heads.png").read_bytes().startswith(b"\x89PNG") and re.match(r"(L\dH\d|No head) ", result.stdout)
+    content = json.loads((out / "heads.json").read_text())
+    assert (len(content["windows"]["numbers"]), content["windows"]["length"]) == (8, T)
     checkpoint = str(Path(RUN, "checkpoints/best.ckpt"))
     assert (content["document_mask"], content["steps"], content["checkpoint"]) == (True, 10, checkpoint)
-    assert [row["head"] for row in content["heads"]] == ["L0H0", "L0H1", "L1H0", "L1H1"]
     ranked = [row["head"] for row in sorted(content["heads"], key=lambda row: -row["change"])]
     assert [line.split()[1] for line in result.stdout.splitlines() if line.startswith("| L")] == ranked
+    assert sorted(ranked) == ["L0H0", "L0H1", "L1H0", "L1H1"]
 
-    tokens = text_of_run(Checkpoint.read(folder / RUN / "checkpoints/best.ckpt"))[1].tokens("val")
-    (data, maps), shown = page_of(out), tokens[:T].tolist()
+
+def test_the_page_shows_the_recorded_text_or_a_prompt(folder):
+    out, lm = folder / "page", load(folder / RUN)
+    heads(folder, f"ckpt={RUN}", "windows=2", "device=cpu", "out=page").succeeded()
+    (data, maps), tokens = page_of(out), text_of_run(Checkpoint.read(folder / RUN / "checkpoints/best.ckpt"))[1]
+    shown = tokens.tokens("val")[:T].tolist()
     assert "".join(data["tokens"]) == lm.tokenizer.decode(shown, skip_special_tokens=False)
     assert data["steps"] == [0, 1, 2, 4, 8, 10]  # the run has recorded this text
     start = shown.index(lm.eot_id)  # the second document; the maps keep documents apart, as the run did
@@ -94,21 +98,33 @@ def test_the_heads_of_one_run_by_document_and_what_is_refused(folder, tmp_path):
     data, _ = page_of(folder / "two")
     assert (data["tokens"], data["steps"]) == (["<|endoftext|>"], [])
 
+
+def test_the_default_text_repeats_its_beginning_after_the_recorded_tokens():
+    lm, tokens = byte_model(context_length=60), np.arange(100, dtype=np.uint16)
+    shown = prompt_ids(lm, tokens, None)
+    assert shown == [*range(48), *range(12)]
+    codes = np.ones((2, 4, 48, 48), np.uint8)
+    [(step, maps)] = earlier_maps(shown[:48], {7: codes}, shown).items()
+    assert step == 7 and (maps[..., :48, :48] == 1).all() and maps.sum() == codes.sum() and maps.shape[2:] == (60, 60)
+    assert earlier_maps([5], {7: codes}, shown) == earlier_maps([], {}, shown) == {}
+
+
+def test_what_is_refused_leaves_nothing(folder, tmp_path):
     run = Path(shutil.copytree(folder / RUN, tmp_path / "unfinished/run"))
     (run / "summary.json").unlink()
     for name in ("damaged", "none"):
         shutil.copytree(run, tmp_path / name)
     (tmp_path / "damaged/heads.csv").write_text("step,head\nx,L0H0\n")
     save(tmp_path / "none/checkpoints/last.ckpt", byte_model(n_heads=0, pos="none"))
-    before, unfinished = set(tmp_path.rglob("*")), "let one finish. the configuration, seed 0, is unfinished: left out."
-    for settings, message in (
-        (["dir=unfinished"], f"has no finished run; {unfinished}"),
-        ([f"ckpt={run}", f"prompt={'print(x, ' * 9}"], "more than the model's context_length=32; sh"),
-        ([f"ckpt={run}", "windows=9999"], "windows=9999 exceeds the "),
-        (["ckpt=damaged"], "heads.csv is damaged"),
-        (["ckpt=none/checkpoints/last.ckpt"], "last.ckpt has model.n_heads=0, blocks without attention heads"),
+    before = set(tmp_path.rglob("*"))
+    for settings, *names in (
+        (["dir=unfinished"], "no finished run", "seed 0, is unfinished"),
+        ([f"ckpt={run}", f"prompt={'print(x, ' * 9}"], "context_length=32"),
+        ([f"ckpt={run}", "windows=9999"], "windows=9999"),
+        (["ckpt=damaged"], "heads.csv"),
+        (["ckpt=none/checkpoints/last.ckpt"], "model.n_heads=0"),
     ):
-        heads(tmp_path, *settings).refused(message)
+        heads(tmp_path, *settings).refused(*names)
     assert set(tmp_path.rglob("*")) == before
 
 

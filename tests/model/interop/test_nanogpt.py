@@ -43,8 +43,11 @@ def test_characters_get_an_end_of_text_token_in_new_rows_or_in_those_that_no_cha
     assert (found[..., :rows] - expected).abs().max().item() <= 1e-4
     for new in range(rows, 38):  # the row of a new token is the mean, so is its logit
         assert (found[..., new] - expected.mean(-1)).abs().max().item() <= 1e-4
-    with pytest.raises(ValueError, match="'T', which the tokenizer does not know"):
+    with pytest.raises(ValueError, match="'T'"):
         lm.encode("To be")
+    write_meta(tmp_path / "meta.pkl", CHARACTERS + "XYZ0123")
+    with pytest.raises(ValueError, match=f"vocab_size={rows}"):
+        read_nanogpt(path)
 
 
 def test_the_character_table_is_found_next_to_the_file_or_in_the_data_of_nanogpt(tmp_path):
@@ -54,9 +57,7 @@ def test_the_character_table_is_found_next_to_the_file_or_in_the_data_of_nanogpt
         assert find_meta(path, {"dataset": "plays"}) == meta
     for dataset in ("../secret", "..", "", None, 7):
         write_meta(tmp_path / "nano" / "secret" / "meta.pkl", CHARACTERS)
-        with pytest.raises(
-            ValueError, match="it has no meta.pkl, so its tokens are those of GPT-2; name its tokenizer"
-        ):
+        with pytest.raises(ValueError, match="meta.pkl"):
             find_meta(tmp_path / "nano" / "a" / "b", {"dataset": dataset})
 
 
@@ -68,47 +69,39 @@ class Attack:
         return os.mkdir, (str(self.folder),)
 
 
-def test_no_file_runs_code_and_damaged_tables_are_refused(tmp_path):
+def test_no_file_runs_code_and_a_damaged_table_is_named(tmp_path):
     attack, meta = Attack(tmp_path / "ran"), tmp_path / "meta.pkl"
     tables = {}, {0: "a", 2: "b"}, {0: "a", 1: "a"}, {0: "a", 1: "bc"}, {0: "\ud801"}, {0: attack}
     contents = [pickle.dumps(content) for content in (attack, "text", *({"itos": table} for table in tables))]
     for content in (*contents, b"", contents[0][:-3]):
         meta.write_bytes(content)
-        with pytest.raises(ValueError, match="meta.pkl has no table itos"):
+        with pytest.raises(ValueError, match="meta.pkl"):
             characters_of(meta)
     path = write_nanogpt(tmp_path / "ckpt.pt", nanogpt_model(36))
     torch.save(torch.load(path, weights_only=True) | {"config": attack}, path)
-    with pytest.raises(ValueError, match="ckpt.pt is damaged, or is not a checkpoint"):
+    with pytest.raises(ValueError, match="ckpt.pt"):
         read_nanogpt(path)
     assert not (tmp_path / "ran").exists()
     pickle.loads(pickle.dumps(attack))  # what an unpickler that is not restricted does
     assert (tmp_path / "ran").exists()
 
 
-REFUSED = [  # changes of a checkpoint of 36 characters, and a part of the message
-    (lambda content: content.update(model=None), "has no model and model_args"),
+REFUSED = [  # changes of a checkpoint of 36 characters, and a name in the message
+    (lambda content: content.update(model=None), "model_args"),
     (lambda content: content["model_args"].update(n_layer=10**9), "n_layers=1000000000"),
-    (lambda content: content["model"].update({"lm_head.weight": content["model"][WTE] + 1}), "differs from the embed"),
-    (lambda content: content["model"].update({WTE: 1.0}), f"{WTE} is no dense tensor"),
-    (lambda content: content["model"].update({WTE: torch.zeros(1).expand(10**6, 32)}), f"{WTE} is no dense tensor"),
+    (lambda content: content["model"].update({"lm_head.weight": content["model"][WTE] + 1}), "lm_head.weight"),
+    (lambda content: content["model"].update({WTE: 1.0}), WTE),
+    (lambda content: content["model"].update({WTE: torch.zeros(1).expand(10**6, 32)}), WTE),
+    (lambda content: None, "vocab_size=36"),  # the tokenizer has 257 tokens
 ]
 
 
-def test_checkpoints_that_are_refused(tmp_path):
+@pytest.mark.parametrize(("change", "name"), REFUSED, ids=range(len(REFUSED)))
+def test_a_checkpoint_that_is_no_model_is_refused_in_one_line(tmp_path, change, name):
     path = write_nanogpt(tmp_path / "ckpt.pt", nanogpt_model(36))
-    for change, message in REFUSED:
-        content = torch.load(path, weights_only=True)
-        change(content)
-        torch.save(content, tmp_path / "changed.pt")
-        with pytest.raises(ValueError) as error:
-            read_nanogpt(tmp_path / "changed.pt", (byte_tokenizer(), EOT)).language_model()
-        assert message in str(error.value) and "changed.pt" in str(error.value) and "\n" not in str(error.value)
-
-
-def test_a_tokenizer_of_another_model(tmp_path):
-    path = write_nanogpt(tmp_path / "ckpt.pt", nanogpt_model(36))
-    with pytest.raises(ValueError, match="the tokenizer's 257 tokens exceed the model's vocab_size=36"):
+    content = torch.load(path, weights_only=True)
+    change(content)
+    torch.save(content, path)
+    with pytest.raises(ValueError) as error:
         read_nanogpt(path, (byte_tokenizer(), EOT)).language_model()
-    write_meta(tmp_path / "meta.pkl", CHARACTERS + "XYZ")
-    with pytest.raises(ValueError, match="has 39 characters and exceeds its vocab_size=36"):
-        read_nanogpt(path).language_model()
+    assert name in str(error.value) and "ckpt.pt" in str(error.value) and "\n" not in str(error.value)

@@ -1,7 +1,6 @@
 """Models of `transformers`, in and out: one table of models, both ways, and what is refused in either direction."""
 
 import json
-import os
 
 import pytest
 import torch
@@ -154,22 +153,19 @@ def test_an_export_that_differs_leaves_nothing(tmp_path, monkeypatch, change):
     lm = language_model(**LLAMA)
     checkpoint = Checkpoint(lm.config, dict(lm.model.state_dict()), lm.tokenizer.to_str(), EOT)
     monkeypatch.setattr(hf_export, "write_hf", write_changed)
-    with pytest.raises(ValueError, match="the logits of transformers differ by"):
+    with pytest.raises(ValueError, match="logits"):
         hf_export.export_hf(tmp_path / "out", checkpoint)
     assert not list(tmp_path.iterdir())
 
 
-def test_an_export_with_another_tokenizer_or_a_damaged_config_is_refused(tmp_path):
+def test_an_export_with_another_tokenizer_is_refused(tmp_path):
     lm = language_model(**LLAMA)
     write_hf(tmp_path, lm)
     values = json.loads(byte_tokenizer().to_str())
     vocabulary = values["model"]["vocab"]
     vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
     (tmp_path / "tokenizer.json").write_text(json.dumps(values), encoding="utf-8")
-    with pytest.raises(ValueError, match="gives other ids for the same text"):
-        check_equal(tmp_path, lm)
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(ValueError, match="cannot load the folder"):
+    with pytest.raises(ValueError, match="tokenizer"):
         check_equal(tmp_path, lm)
 
 
@@ -189,9 +185,9 @@ def test_folders_of_other_versions(tmp_path, copy_of):
     later = "tie_word_embeddings", "add_cross_attention", "scale_attn_by_inverse_layer_idx", "n_inner", "architectures"
     change_json(gpt2 / "config.json", **dict.fromkeys(later, DROP))
     assert torch.equal(read_hf(gpt2).language_model().model(ids), expected)
-    shard, *_ = sorted(shards.glob("model-*"))
+    shard = min(shards.glob("model-*"))
     (shards / "model-00001-of-00009.safetensors").write_bytes(shard.read_bytes())
-    refused(shards, "and another file hold ")
+    refused(shards, "model-00001-of-00009")
 
 
 def test_the_end_of_text_token(copy_of):
@@ -207,45 +203,38 @@ def test_the_end_of_text_token(copy_of):
         assert read_hf(folder).eot == expected
     change_json(folder / "config.json", eos_token_id=True)
     change_json(folder / "tokenizer_config.json", eos_token=DROP)
-    refused(folder, "no end-of-text token: set eos_token_id in config.json")
-
-
-def config(**values):
-    return lambda folder: change_json(folder / "config.json", **values)
-
-
-def weights(change):
-    return lambda folder: rewrite(folder, change)
-
-
-def file(name, content):
-    return lambda folder: (folder / name).write_bytes(content)
+    refused(folder, "eos_token_id")
 
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0}
 TOO_MANY = byte_tokenizer(*(f"<{i}>" for i in range(8))).to_str().encode()
 UNTIED = "lm_head.weight", "model.embed_tokens.weight"
-REFUSED = [  # what is changed in a folder, and a part of the message
-    ("GPT-2", config(model_type=["gpt2"]), "must be one of gpt2, llama, qwen3, tril"),
-    ("GPT-2", config(scale_attn_weights=False), "scale_attn_weights=false must be true"),
-    ("GPT-2", config(n_head="4", n_layer=DROP), "n_layer is missing"),
-    ("GPT-2", config(n_layer=1), "transformer.h.1.attn.c_attn.bias does not belong to the model and 11 more"),
-    ("SmolLM", config(rope_parameters=LLAMA3), "rope_type=llama3 must be default"),
-    ("Qwen3", config(layer_types=["full_attention"] * 2), "in all layers"),
-    ("SmolLM", weights(lambda w: w.pop(NORM)), "blocks.1.norm1.weight is missing"),
-    ("SmolLM", weights(lambda w: w.update({NORM: w[NORM].view(4, 8)})), "norm1.weight is missing, unknown, of another"),
-    ("SmolLM", weights(lambda w: w.update({UNTIED[0]: w[UNTIED[1]] + 1})), "differs from the embedding"),
-    ("SmolLM", lambda folder: os.truncate(folder / WEIGHTS, 9000), "cannot be read"),
-    ("SmolLM", file("tokenizer.json", TOO_MANY), "the tokenizer's 265 tokens exceed the model's vocab_size=264"),
-    ("SmolLM", file("tokenizer.json", b"\xff"), "is not UTF-8"),
-    ("SmolLM", file("config.json", b"[" * 100_000), "config.json is not"),
+REFUSED = [  # values of config.json, a change of the weights, or the content of a file, and a name in the message
+    ("GPT-2", {"model_type": ["gpt2"]}, "model_type"),
+    ("GPT-2", {"scale_attn_weights": False}, "scale_attn_weights=false"),
+    ("GPT-2", {"n_head": "4", "n_layer": DROP}, "n_layer"),
+    ("GPT-2", {"n_layer": 1}, "transformer.h.1.attn.c_attn.bias"),
+    ("SmolLM", {"rope_parameters": LLAMA3}, "rope_type=llama3"),
+    ("Qwen3", {"layer_types": ["full_attention"] * 2}, "layer_types"),
+    ("SmolLM", lambda w: w.pop(NORM), "blocks.1.norm1.weight"),
+    ("SmolLM", lambda w: w.update({NORM: w[NORM].view(4, 8)}), "blocks.1.norm1.weight"),
+    ("SmolLM", lambda w: w.update({UNTIED[0]: w[UNTIED[1]] + 1}), "lm_head.weight"),
+    ("SmolLM", (WEIGHTS, b"\x09" + bytes(7)), WEIGHTS),
+    ("SmolLM", ("tokenizer.json", TOO_MANY), "vocab_size=264"),
+    ("SmolLM", ("tokenizer.json", b"\xff"), "tokenizer.json"),
+    ("SmolLM", ("config.json", b"[" * 100_000), "config.json"),
 ]
 
 
-@pytest.mark.parametrize(("name", "change", "message"), REFUSED, ids=[message[:40] for *_, message in REFUSED])
+@pytest.mark.parametrize(("name", "change", "message"), REFUSED, ids=[f"{row[2]}-{i}" for i, row in enumerate(REFUSED)])
 def test_a_folder_that_tril_cannot_express_or_read_is_refused(copy_of, name, change, message):
     folder = copy_of(name)
-    change(folder)
+    if isinstance(change, dict):
+        change_json(folder / "config.json", **change)
+    elif isinstance(change, tuple):
+        (folder / change[0]).write_bytes(change[1])
+    else:
+        rewrite(folder, change)
     refused(folder, message)
 
 
