@@ -198,6 +198,17 @@ def training_module(model: GPT, steps: int = 8, optim=None, **options):
     return TrainingModule(model, optim or OptimConfig(), payload=payload, total_steps=steps, val_bytes=float, **options)
 
 
+@pytest.fixture
+def graphs(monkeypatch):
+    """The graphs that torch.compile captures; code generation would take a minute."""
+    captured, compiler = [], torch.compile
+    torch._dynamo.reset()
+    backend = lambda graph, _: captured.append(graph) or graph.forward  # noqa: E731
+    compile = lambda function, **options: compiler(function, **options | {"backend": backend, "fullgraph": True})  # noqa: E731
+    monkeypatch.setattr(torch, "compile", compile)
+    return captured
+
+
 def assert_close(actual: Tensor, expected: Tensor, *, roundings: float = 64) -> None:
     """Same shape, and each element within `roundings` machine epsilons of `actual`'s dtype, relative to the largest
     expected value.

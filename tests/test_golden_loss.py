@@ -30,9 +30,8 @@ QUIET = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": 
 MIXED = {"precision": "bf16-mixed"}
 PATHS = [  # optimizer, options of `run`
     ("muon", {}),
-    ("adamw", {"backend": "stacked"}),
+    ("adamw", {"backend": "stacked", "resident": True}),
     ("muon", {"backend": "fused", "compile": "regional"}),
-    pytest.param("adamw", {"backend": "fused", "resident": True, "compile": "default"}, marks=pytest.mark.slow),
     ("muon", {"backend": "fused", **MIXED}),
     ("muon", {"backend": "explicit", **MIXED}),
 ]

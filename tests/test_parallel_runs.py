@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.contract.harness import BARE, ROOT, TINY, Process, merged, metrics, newest_run, run
+from tests.contract.harness import BARE, ROOT, TINY, Process, merged, metrics, run
 from tril.model.checkpoint import read_state
 from tril.model.runs import Run
 
@@ -50,15 +50,21 @@ def of_torchrun(rank: int, port: str) -> dict[str, str]:
     return ranks | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "x"}
 
 
+def train_ranks(cwd, *words):
+    """Two processes, as torchrun starts them on one node."""
+    port = free_port()
+    ranks = [Process("train", *words, cwd=cwd, **of_torchrun(rank, port)) for rank in (0, 1)]
+    [rank.done().succeeded() for rank in ranks]
+
+
 @pytest.mark.slow
 def test_a_run_of_one_process_goes_on_with_ddp_and_then_with_one_again(texts, run_of, tmp_path):
     settings = (*STEPS, f"data.val_path={texts.parent}/39.txt")
-    words = merged(BARE, f"data.path={texts}", *settings, *ONE, "trainer.max_steps=4")
+    words = merged(BARE, f"data.path={texts}", *settings, *ONE, "trainer.max_steps=4", "hydra.run.dir=run")
     run("train", *words, cwd=tmp_path).succeeded()
-    folder = newest_run(tmp_path)
-    for way, steps in ((DDP, 8), (ONE, 12)):
-        run("train", f"resume={folder}", *way, f"trainer.max_steps={steps}", cwd=tmp_path).succeeded()
-    assert_same_run(folder, run_of(*settings, *ONE, "trainer.max_steps=12"))
+    train_ranks(tmp_path, "resume=run", *DDP, "trainer.max_steps=8")
+    run("train", "resume=run", *ONE, "trainer.max_steps=12", cwd=tmp_path).succeeded()
+    assert_same_run(tmp_path / "run", run_of(*settings, *ONE, "trainer.max_steps=12"))
 
 
 @pytest.mark.slow
@@ -77,10 +83,8 @@ def test_two_nodes_of_torchrun_are_one_run_which_goes_on_as_one_node(texts, tmp_
         assert len(re.findall(line, first.stdout, re.MULTILINE)) == 1, (line, first.stdout)
 
     node = "trainer.num_nodes=1", "trainer.devices=2", "trainer.max_steps=8"
-    for words in (["resume=outputs/one/folder", *node], merged(settings, *node, "hydra.run.dir=whole")):
-        port = free_port()
-        ranks = [Process("train", *words, cwd=tmp_path, **of_torchrun(rank, port)) for rank in (0, 1)]
-        [rank.done().succeeded() for rank in ranks]
+    train_ranks(tmp_path, "resume=outputs/one/folder", *node)
+    train_ranks(tmp_path, *merged(settings, *node, "hydra.run.dir=whole"))
     assert_same_run(tmp_path / "outputs/one/folder", tmp_path / "whole")
 
 

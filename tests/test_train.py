@@ -1,21 +1,24 @@
-"""Runs of train.py that the contract does not have: their files, samples and validations, and an early stop.
+"""Runs of train.py: their files, samples and validations, an early stop, and wandb, which writes offline.
 
 python -m pytest -n0 tests/test_train.py
 """
 
 import json
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+import yaml
 from PIL import Image
 
-from tests.contract.harness import BARE, TINY, merged, metrics, run, summary
+from tests.contract.harness import BARE, TINY, interrupted, merged, metrics, run, summary
 from tril.data.sources.files import Files
 from tril.model import load
 from tril.model.checkpoint import read_state
-from tril.model.runs import find_checkpoint
+from tril.model.runs import SWEEP, Run, find_checkpoint
+from tril.model.training.summary import code_version
 from tril.scripts.cli.errors import UserError
 from tril.train import train
 
@@ -106,3 +109,65 @@ def test_an_early_stop_says_why_keeps_the_best_and_ends_the_run_until_more_patie
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
     run("train", "resume=run", "callbacks.early_stop.patience=5", cwd=tmp_path).succeeded()
     assert summary(folder)["steps"] > last  # from the last checkpoint, not the best
+
+
+TRACKERS = ("logger=wandb", "logger.wandb.log_model=true", "~callbacks.causality")
+
+
+@pytest.fixture
+def parts(monkeypatch):
+    """What each start of a run gives to wandb.
+
+    A part: `init`, the options of wandb.init; `rows`; `artifacts`; `status`, the exit code; `config` and `summary`.
+    """
+    import wandb
+
+    parts, init = [], wandb.init
+
+    def recording_init(**options):
+        made = init(**options)
+        part = SimpleNamespace(init=options, rows=[], artifacts=[])
+        parts.append(part)
+        log, finish = made.log, made.finish
+        made.log = lambda row, *args, **more: (part.rows.append(row), log(row, *args, **more))
+        made.log_artifact = lambda *arguments: part.artifacts.append(arguments)
+
+        def finished(exit_code=None):
+            part.status, part.config, part.summary = exit_code, dict(made.config), dict(made.summary)
+            finish(exit_code)
+
+        made.finish = finished
+        return made
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setattr(wandb, "init", recording_init)
+    return parts
+
+
+@pytest.mark.slow  # wandb starts a process
+def test_wandb_has_the_curves_of_metrics_csv_and_the_samples(parts, text, tmp_path):
+    """Of a run in a sweep, which is interrupted after step 4 and resumed; wandb has settings and results as well."""
+    folder, cache = tmp_path / "2026" / "sweep" / "a=1", f"data.cache_dir={tmp_path / 'cache'}"
+    folder.parent.mkdir(parents=True)
+    (folder.parent / SWEEP).write_text("{}")
+    with interrupted():
+        train(*TINY, f"data.path={text}", cache, f"hydra.run.dir={folder}", *TRACKERS)
+    train(f"resume={folder}", cache, *TRACKERS[:2])  # a saved run names no logger
+    logged = {(name, row["step"]): x for row in Run(folder).metrics for name, x in row.items() if name != "step"}
+    results = {key: value for key, value in summary(folder).items() if isinstance(value, int | float | str)}
+    settings, samples = yaml.safe_load((folder / "config.yaml").read_text()), (folder / "samples.txt").read_text()
+
+    first, last = parts
+    cells = [(row["trainer/global_step"], item) for row in first.rows + last.rows for item in row.items()]
+    curves = {(name, step): x for step, (name, x) in cells if isinstance(x, float | int) and "global_step" not in name}
+    assert curves == logged and {step for _, step in curves} == {*range(1, 9)}
+    assert {key: last.config[key] for key in settings} == settings and last.config["code"] == code_version()
+    names = {name: last.init[name] for name in ("id", "name", "group", "project")}
+    assert names == {"id": first.init["id"], "name": "a=1", "group": "sweep", "project": "tril"}
+    assert {key: last.summary[key] for key in results} == results and len(results) > 20
+    assert (first.status, last.status) == (1, 0)
+    [table] = [row["samples"] for row in last.rows if "samples" in row]
+    [(step, prompt, sample)] = table.data
+    assert step == 8 and f"--- sample at step 8 ---\n{prompt}{sample}\n" in samples
+    assert last.artifacts[-1] == (str(folder / "checkpoints" / "best.ckpt"), f"model-{last.init['id']}", "model")

@@ -19,7 +19,7 @@ from tril.model import attention, backends, masks, positions
 from tril.model.attention import BACKENDS
 from tril.model.causality.certificate import Certificate, certify_model
 from tril.model.causality.gpt import gpt_variants, subject_of
-from tril.model.causality.model import ModelError, randomize
+from tril.model.causality.model import ModelError
 from tril.model.config import GPTConfig
 from tril.model.gpt import GPT
 from tril.model.masks import Masking
@@ -30,9 +30,8 @@ TINY = {"vocab_size": 31, "context_length": 40, "n_layers": 2, "dim": 32, "n_hea
 WINDOW, ALIBI, FUSED = {"window": 10}, {"pos": "alibi"}, {"backend": "fused"}
 
 
-def mutant(name: str, *patches: Patch, precision: str = "32-true", **choices: Any) -> Any:
-    """Patches, and the config and the precision of the model that shows them."""
-    return pytest.param(patches, GPTConfig(**TINY | {"backend": "explicit"} | choices), precision, id=name)
+def mutant(name: str, *patches: Patch, **choices: Any) -> Any:
+    return pytest.param(patches, GPTConfig(**TINY | {"backend": "explicit"} | choices), id=name)
 
 
 def rule(visible: Callable[[Tensor, Tensor], Tensor]) -> Patch:
@@ -140,7 +139,7 @@ MUTANTS = [
     mutant("bias_dropped_with_a_mask", arguments(attention, "attention", bias=bias_without_mask), **ALIBI),
     mutant("mask_dropped_with_a_bias", (backends, "additive", lambda _: lambda bias, mask: bias), **FUSED, **ALIBI),
     mutant("bias_of_the_first_head", masking("stacked", **FIRST_HEAD), backend="stacked", **ALIBI),
-    mutant("leak_of_the_bf16_kernel_only", kernel(scaled_in_bf16, "fused"), precision="bf16-mixed", **FUSED),
+    mutant("leak_of_the_bf16_kernel_only", kernel(scaled_in_bf16, "fused"), **FUSED),
     mutant("leak_of_the_compiled_model_only", (torch, "compile", compiled)),
 ]
 CONFIGS = {each.values[1]: each.id for each in reversed(MUTANTS)}  # named by the first of its mutants
@@ -152,36 +151,23 @@ def no_compilation(monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda model, **options: model)
 
 
-def certify(config: GPTConfig) -> Certificate:
+def certify(config: GPTConfig, seconds: float) -> Certificate:
     torch.manual_seed(0)
     model = subject_of(GPT(config).eval())
-    return certify_model(model, gpt_variants(config, backends=[config.backend], compile=True), 1.0)
-
-
-@torch.no_grad()
-def outputs(config: GPTConfig, precision: str) -> list[torch.Tensor]:
-    """Logits of the ways to run a model with random weights; a mutant that changes none of them has no effect."""
-    gpt = randomize(GPT(config), torch.Generator().manual_seed(0)).eval()
-    model = subject_of(gpt)
-    ids = torch.randint(config.vocab_size, (3, config.context_length), generator=torch.Generator().manual_seed(0))
-    with torch.autocast("cpu", torch.bfloat16, enabled=precision.startswith("bf16")):
-        lengths = [gpt(ids[:, :n]) for n in (ids.shape[1], 11, 32)]
-        return [*lengths, *(way(model, ids) for way in model.ways.values()), torch.compile(gpt)(ids)]
+    return certify_model(model, gpt_variants(config, backends=[config.backend], compile=True), seconds)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("patches", "config", "precision"), MUTANTS)
-def test_a_mutant_is_caught(patches, config, precision, monkeypatch):
-    unmodified = outputs(config, precision)
+@pytest.mark.parametrize(("patches", "config"), MUTANTS)
+def test_a_mutant_is_caught(patches, config, monkeypatch):
     for owners, name, change in patches:
         for owner in owners if isinstance(owners, tuple) else (owners,):
             if isinstance(owner, dict):
                 monkeypatch.setitem(owner, name, change(owner[name]))
             else:
                 monkeypatch.setattr(owner, name, change(getattr(owner, name)))
-    assert not all(map(torch.equal, unmodified, outputs(config, precision))), "the mutant changes nothing"
     try:
-        certificate = certify(config)
+        certificate = certify(config, 1.0)
     except ModelError:  # such as for logits that are nan
         return
     assert not certificate.passed, certificate
@@ -190,5 +176,5 @@ def test_a_mutant_is_caught(patches, config, precision, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("config", [pytest.param(each, id=name) for each, name in CONFIGS.items()])
 def test_the_unmodified_model_passes(config):
-    certificate = certify(config)
+    certificate = certify(config, 0.2)
     assert certificate.passed and not certificate.undecided, certificate

@@ -27,7 +27,7 @@ def test_leaks_fail_and_correct_rows_pass(row):
     elif row.kind == "pipeline":
         certificate = certify_loss(built.losses, built.batches, model=built.model, vocab_size=V)
     else:
-        sizes = {"vocab_size": V, "context_length": row.context_length if row.leaks else 40, "expected": row.expected}
+        sizes = {"vocab_size": V, "context_length": row.context_length if row.leaks else 24, "expected": row.expected}
         certificate = certify(built, **sizes, budget_seconds=SECONDS[row.leaks])
     assert certificate.passed is not row.leaks, certificate
     found = certificate.failures[0].place if row.kind == "logits" and row.leaks else ""

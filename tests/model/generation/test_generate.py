@@ -64,21 +64,14 @@ def test_logits_are_those_of_full_passes_alone_and_in_a_batch_over_several_crops
         assert_close(forced(model, prompts[-1:], new[-1:], head_gate=gate, **mode), expected[:, -1:])
 
 
-def test_one_prefill_then_single_tokens_and_equal_rows_never_get_a_mask(monkeypatch):
+def test_after_the_prompt_each_token_is_one_call_which_no_token_waits_for(monkeypatch):
     model, calls, hidden = tiny_gpt(), [], GPT.hidden
-
-    def spy(self, ids, *, mask, **options):
-        calls.append(ids.shape[1])
-        assert mask is None
-        return hidden(self, ids, mask=mask, **options)
-
-    monkeypatch.setattr(GPT, "hidden", spy)
-    list(generate_ids(model, [random_ids(5)] * 2, greedy(17)))
-    assert calls == [5, 1, 1, 1, 1, 1, 1, 1, 6, 1, 1, 1, 1, 1, 1, 6, 1]
+    monkeypatch.setattr(
+        GPT, "hidden", lambda self, ids, **more: calls.append(ids.shape[1]) or hidden(self, ids, **more)
+    )
+    steps = generate_ids(model, [random_ids(4)] * 2, greedy(9))
+    assert [len(calls) for _ in itertools.islice(steps, 8)] == [*range(1, 9)] and calls == [4, *[1] * 7]
     assert Rows(model, [[1, 2], [3]], max_new_tokens=4).cache.capacity == 5  # nothing follows the last token
-    calls.clear()
-    steps = generate_ids(model, [[1]], greedy(9))  # no token waits for the next one
-    assert [len(calls) for _ in itertools.islice(steps, 8)] == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
 def test_rows_end_with_end_of_text_and_the_batch_with_its_last_row():

@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from lightning import Trainer
 
-from tests.conftest import NANO_PARTS, training_module
+from tests.conftest import tiny_gpt, training_module
 from tril.data.batches import TrainWindows, ValWindows
 from tril.model.attention import BACKENDS
-from tril.model.gpt import GPT, GPTConfig
+from tril.model.gpt import GPT
 from tril.model.training.callbacks import causality_check
 from tril.model.training.callbacks.causality_check import CausalityCheck, certify, check_weights
 
@@ -20,8 +20,7 @@ LEAK = "future loss precision=32-true"
 
 
 def module_of(*, compile=None, **choices):
-    model = GPT(GPTConfig(V, **{"context_length": T, "n_layers": 2, "dim": 32, "n_heads": 4} | NANO_PARTS | choices))
-    return training_module(model, 100, compile=compile)
+    return training_module(tiny_gpt(context_length=T, **choices).train(), 100, compile=compile)
 
 
 def windows_of(tokens):
@@ -54,11 +53,7 @@ def test_a_leak_of_the_loss_is_found_at_each_length_of_the_training_windows(leng
 
 
 @pytest.mark.parametrize("how", ["default", "regional"])
-def test_the_compiled_loss_is_certified_in_the_graph_of_a_training_step(monkeypatch, how):
-    graphs, compiler = [], torch.compile
-    backend = lambda graph, _: graphs.append(graph) or graph.forward  # noqa: E731
-    monkeypatch.setattr(torch, "compile", lambda function, **options: compiler(function, backend=backend, **options))
-    torch._dynamo.reset()
+def test_the_compiled_loss_is_certified_in_the_graph_of_a_training_step(graphs, how):
     module = module_of(compile=how, n_layers=1)
     assert certify(module, trainer_of("bf16-mixed", batch_size=6)).passed and len(graphs) == 1
     ids = torch.randint(V, (6, T))

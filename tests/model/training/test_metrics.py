@@ -11,10 +11,8 @@ import pytest
 import torch
 from lightning import Callback, Trainer
 
-from tests.conftest import NANO_PARTS, training_module
+from tests.conftest import tiny_gpt, training_module
 from tests.contract.harness import train
-from tril.model.causality.model import randomize
-from tril.model.gpt import GPT, GPTConfig
 from tril.model.training.callbacks.metrics import Metrics, NonFiniteError, save_windows
 from tril.model.training.hardware import Hardware
 from tril.model.training.module import TrainingModule
@@ -31,11 +29,10 @@ def batches(n: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return [(each[:, :-1], each[:, 1:]) for each in ids]
 
 
-def new_module(**choices) -> TrainingModule:
+def new_module() -> TrainingModule:
+    """Its rates of 1e-30 leave the weights of all steps at the first ones."""
     torch.manual_seed(0)
-    shape = {"context_length": T, "n_layers": 2, "dim": 16, "n_heads": 2, "tie_embeddings": False}
-    model = randomize(GPT(GPTConfig(V, **{**shape, **NANO_PARTS, **choices})))
-    return training_module(model, STEPS, OptimConfig(lr_scale=1e-30))
+    return training_module(tiny_gpt(tie_embeddings=False).train(), STEPS, OptimConfig(lr_scale=1e-30))
 
 
 class Loader(list):
@@ -69,7 +66,6 @@ def exact_norms(data: list) -> dict[str, float]:
 
 
 def test_norms_are_those_of_the_gradient_before_clipping():
-    """At rates of 1e-30, the weights of all steps are the first ones."""
     accumulate = 3
     rows = fit(new_module(), accumulate_grad_batches=accumulate, gradient_clip_val=1e-3).rows("train/loss")
     assert [row["step"] for row in rows] == [3, 6, 8], "every third, and the last"

@@ -1,6 +1,5 @@
 """The Lightning module: its loss with ignored targets, its validation, and both with and without compilation."""
 
-import functools
 from types import SimpleNamespace
 
 import pytest
@@ -87,16 +86,6 @@ def fit(module):
     trainer = Trainer(max_steps=3, accelerator="cpu", **quiet)
     trainer.fit(module, DataLoader(batches(3), batch_size=None))
     return trainer._checkpoint_connector.dump_checkpoint()
-
-
-@pytest.fixture
-def graphs(monkeypatch):
-    """The graphs that dynamo captures; code generation would take a minute."""
-    captured = []
-    torch._dynamo.reset()
-    backend = lambda graph, _: captured.append(graph) or graph.forward  # noqa: E731
-    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend, fullgraph=True))
-    return captured
 
 
 @pytest.mark.parametrize("how", ["default", "regional"])
