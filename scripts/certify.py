@@ -61,7 +61,7 @@ class CertifyCommand:
         False, "test the compiled model too; not with hf or call (on a CPU: one more minute, and a C++ compiler)"
     )
     budget_seconds: float = setting(
-        5.0, "time for further lengths, positions and states, after the checks at the full context, which always run"
+        5.0, "time of the certificate; the checks at the full context always run, and further ones until it is over"
     )
     device: str = setting("auto", "auto | cpu | cuda | mps")
     out: str | None = setting(

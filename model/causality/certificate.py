@@ -17,7 +17,7 @@ from torch import Tensor
 from tril.model.causality.claims import Claim, Result, largest_change, once
 from tril.model.causality.gpt import subject_of
 from tril.model.causality.gradients import check_hidden, check_seen, measure_gradients
-from tril.model.causality.model import Model, ModelError, one_line
+from tril.model.causality.model import Model, ModelError, one_line, with_some_logits
 from tril.model.causality.state import State, positions_in_order
 from tril.model.causality.texts import SAMPLE, Texts
 from tril.model.causality.variants import OWN, Variant, module_variants
@@ -26,6 +26,7 @@ ODD_LENGTH = 37  # not a multiple of any block size
 LENGTHS = (8, 64, 2, 16, 32, 65, 128, 24, 3, 1)  # lengths of all states after the full context, while there is time
 EVERY_LENGTH = 64  # up to here a text is cut off at every length, whatever the budget
 FIRST_LENGTH, MAX_PASS_SECONDS, MAX_OUTPUTS = 256, 20.0, 1 << 28  # longer texts are tested while a pass allows them
+FOR_MORE = 0.8  # of the time that is left for more; the rest is for many calls
 CALLS = 600  # after which the model is tested again: a mask may come off later
 OWN_ROWS, ROWS, MANY_ROWS, QUERIES = 16, 4, 256, 8  # texts at a length, and outputs with gradients
 MAX_PAIRS = 1 << 20  # of ids
@@ -64,8 +65,8 @@ def certify(
         arguments: further arguments of every call of the model.
         batch_size: B, for a model that takes no other; None: any.
         device: None: that of the parameters, else the CPU.
-        budget_seconds: for further lengths, positions, ids and states, after the checks at the full context, which
-            always run.
+        budget_seconds: of the whole certificate. The checks at the full context always run, however long they take;
+            further lengths, positions, ids and states follow until the time is over.
         name: of the model in the certificate; None: its class or function.
 
     Returns:
@@ -240,8 +241,14 @@ def certify_model(
     if tokens is None and 256 <= model.vocab_size < 300:  # of bytes
         tokens = torch.tensor(list(SAMPLE.encode()))
     texts = Texts(model.vocab_size, model.special, tokens)
+    began = time.perf_counter()
     with certificate.running():
         model = within_reach(certificate, model)
+        if (some := with_some_logits(model)) is not model:
+            state = State(OWN.name, model, texts)
+            certificate.judge(state, state.future(model.context_length, ROWS))
+            certificate.note(f"all {model.vocab_size:,} logits were tested with {OWN.name}, {some.n_logits} otherwise")
+            model = some
         fresh, states, rest = model.changed() if model.module else None, [], []
         for variant in (OWN, *variants):
             if variant.rest:
@@ -252,7 +259,8 @@ def certify_model(
                 states.append(state)
                 check_always(certificate, state, variant)
         started = time.perf_counter()
-        in_time = lambda share: time.perf_counter() - started < share * seconds  # noqa: E731
+        left = FOR_MORE * max(0.0, seconds - (started - began))
+        in_time = lambda share: time.perf_counter() - started < share * left  # noqa: E731
         for share, state, claims in more_claims(certificate, states, rest, in_time):
             certificate.judge(state, claims, lambda share=share: in_time(share))
         if fresh is None:
@@ -260,7 +268,7 @@ def certify_model(
             if model.sees_all:
                 certificate.add(result)
         else:
-            check_after_calls(certificate, states[0], fresh, seconds / 2)
+            check_after_calls(certificate, states[0], fresh, (1 - FOR_MORE) / 2 * seconds)
     return certificate
 
 
@@ -352,8 +360,8 @@ def more_claims(
 ) -> Iterator[tuple[float, State, Iterable[Claim]]]:
     """Claims that are judged while there is time: each with a state, and the share of the time until which.
 
-    Every id, one text cut off at every length, every position and further lengths of every state. Then what all of
-    these hold constant varies: weights, arguments, threads, rows, and pairs of ids.
+    Every id, and one text cut off at every length. Then what all states hold constant varies: weights, arguments and
+    threads. Then every position and further lengths of every state, many rows, and pairs of ids.
     """
     own, longest = states[0], states[0].model.context_length
     order = positions_in_order(longest, own.generator)
@@ -363,17 +371,17 @@ def more_claims(
             certificate.note(f"not every id was tested as one that opens a leak, with {state.name}")
         text = state.texts.draw(state.model.batch_size or 1, longest)
         yield share + 0.05, state, state.cut(text, [n for n in order if n >= EVERY_LENGTH])
+    for variant in rest:
+        if in_time(0.5) and (state := begin(certificate, variant, own.model, own.texts)) is not None:
+            yield 0.5, state, state.future(state.model.context_length, ROWS)
     for queries in torch.tensor(order).split(OWN_ROWS):  # a leak may be at a single position
         for state in states:
             length = state.model.context_length
-            yield 0.6, state, state.replaced(queries[queries < length], length)
+            yield 0.75, state, state.replaced(queries[queries < length], length)
     for length in dict.fromkeys((*LENGTHS, *order)):
         for state in states if length in LENGTHS else [own]:
             if 1 <= length < state.model.context_length:
-                yield 0.8, state, state.future(length, OWN_ROWS if state is own else ROWS)
-    for variant in rest:
-        if in_time(0.9) and (state := begin(certificate, variant, own.model, own.texts)) is not None:
-            yield 0.9, state, state.future(state.model.context_length, ROWS)
+                yield 0.9, state, state.future(length, OWN_ROWS if state is own else ROWS)
     yield 0.95, own, own.many(MANY_ROWS, min(8, longest))
     if own.model.vocab_size**2 <= MAX_PAIRS:
         yield 1.0, own, own.every_id(pairs=True)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from tril.model.causality.certificate import Certificate
 from tril.model.causality.claims import Result, first_true
+from tril.model.causality.gradients import check_hidden, measure_gradients
 from tril.model.causality.model import Model, ModelError, one_line, randomize, same_random_numbers, visible_by_windows
 from tril.model.causality.state import State, positions_in_order
 from tril.model.causality.texts import Texts
@@ -34,7 +35,7 @@ MAX_SHARE = 0.01  # of the validation tokens
 ROUNDING = 1e-5  # of the largest loss, for functions that round differently when a hidden token changes
 SUM_ROUNDING, LOW_PRECISION_ROUNDING = 1e-4, 0.05  # of a sum of probabilities, of losses in float32 and in bf16
 MAX_SUMMED = 512  # tokens of the vocabulary, each of which takes a pass; their probabilities add up to at most 1, too
-REDRAWS = 16  # of a batch
+REDRAWS, QUERIES = 16, 8  # of a batch, and losses with gradients
 
 
 def certify_loss(
@@ -50,7 +51,8 @@ def certify_loss(
 
     "targets": a loss depends on no other target, and the probabilities exp(-loss) of all tokens as the target of a
     position add up to at most 1, so it is -ln of a distribution that does not know the target. (A sum below 1, as with
-    label smoothing, cannot make a loss too low.) "future": it depends on no later input. "shift": no target is an input
+    label smoothing, cannot make a loss too low.) "future": it depends on no later input. "gradient": nor has it a
+    gradient with respect to one, if there is a model. "shift": no target is an input
     at its position or before. "overlap": the validation text is not in the training text.
 
     Args:
@@ -147,6 +149,9 @@ def check_loss(
     state = State(name, model_of_inputs(model, losses, targets), texts[0], bound=ROUNDING, repeat=True)
     certificate.add(state.repeatable())
     certificate.judge(state, state.future(length, REDRAWS * len(inputs)))
+    state.model = replace(state.model, call=lambda _, ids: losses(ids, targets)[..., None])
+    if (found := measure_gradients(state, length, QUERIES)) is not None:
+        certificate.add(check_hidden(state, found))
     state = State(name, of_targets, texts[1], bound=ROUNDING)
 
     def halves() -> Iterator[Any]:
