@@ -55,10 +55,10 @@ class State:
         self.seed, self.turn, self.left_out = FIRST_SEED, 0, ""
         self.ids = texts.draw(model.batch_size or 2, model.context_length)
         outputs, self.scale, self.stochastic = model.measure(self.ids)
-        self.base: Callable[[Model], Tensor] | None = None  # outputs of `ids`, for the first claim about them
+        # of `ids`, for the first claim about them
+        self.base: Callable[[Model], Tensor] | None = lambda model: outputs if model is self.model else model(self.ids)
         if repeat:
             self.repeated = largest_change(model(self.ids), outputs).max().item()
-            self.base = lambda model: outputs if model is self.model else model(self.ids)
 
     @functools.cached_property
     @torch.no_grad()

@@ -5,6 +5,7 @@ The model is tested in place, with the weights that it has.
 B batch, T context length, N tokens of a text, V vocabulary.
 """
 
+import copy
 import itertools
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
@@ -13,10 +14,11 @@ import torch
 from torch import Tensor
 
 from tril.model.causality.certificate import Certificate
-from tril.model.causality.gpt import REFERENCE, with_ways
+from tril.model.causality.claims import Result
+from tril.model.causality.gpt import REFERENCE, use_backend, with_ways
 from tril.model.causality.gradients import check_hidden, measure_gradients
 from tril.model.causality.loss import Batch, Losses, check_logits, check_shift, model_of_inputs, model_of_targets
-from tril.model.causality.model import Model, randomize, visible_by_windows
+from tril.model.causality.model import Model, randomize, visible_by_windows, with_some_logits
 from tril.model.causality.state import State
 from tril.model.causality.texts import Texts
 from tril.model.checkpoint import Checkpoint
@@ -27,6 +29,7 @@ from tril.model.masks import document_options
 ROWS, QUERIES = 8, 2
 MAX_FLOPS = 2e10  # of a pass; decoding with a larger model would take a minute
 MAX_STEPS = 64  # a longer context is decoded in few chunks
+BACKWARD_TOKENS, GRADIENT_ROUNDING = 64, 1e-2  # of the largest gradient; matrix products on CUDA may round to TF32
 MAX_BATCHES = 4  # of each part of the text, whose targets are looked for among their inputs
 
 Windows = Callable[[Tensor], dict[str, Iterable[Batch]]]  # tokens (N,) -> batches of one epoch, by part of the text
@@ -56,9 +59,10 @@ class Step:
         return self.gpt.nll(inputs, targets, **document_options(inputs, self.document_eot))
 
     def model(self, precision: str = "32-true") -> Model:
+        """The model; of a large vocabulary with some of its logits, since the losses depend on all of them."""
         config, device = self.gpt.config, self.gpt.embed.weight.device
         sizes = (config.vocab_size, config.context_length, visible_by_windows)
-        return with_ways(Model("model", self.gpt, *sizes, device=device, precision=precision))
+        return with_some_logits(with_ways(Model("model", self.gpt, *sizes, device=device, precision=precision)))
 
     def state(self, model: Model, name: str, seed: int, *, repeat: bool = True) -> State:
         """The seed is that of texts and positions."""
@@ -92,10 +96,12 @@ def check_weights(certificate: Certificate, step: Step, rows: int, seed: int) ->
         windows = step.batch_size * step.gpt.config.context_length // length
         targets = torch.randint(model.vocab_size, (windows, length), generator=torch.Generator().manual_seed(0))
         of_inputs = model_of_inputs(model, step.losses, targets.to(model.device))
-        of_inputs = replace(of_inputs, visible=visible, context_length=length)
-        state = step.state(of_inputs, f"loss precision={step.precision}", seed)
-        certificate.add(state.repeatable())
-        certificate.judge(state, state.future(length, max(rows, windows)))
+        of_inputs = replace(of_inputs, visible=visible, context_length=length, some_logits=False)
+        is_longest = length == max(step.lengths)
+        state = step.state(of_inputs, f"loss precision={step.precision}", seed, repeat=is_longest)
+        if is_longest:
+            certificate.add(state.repeatable())
+        certificate.judge(state, state.future(length, windows))
 
 
 def check_float32(certificate: Certificate, step: Step) -> None:
@@ -108,8 +114,8 @@ def check_float32(certificate: Certificate, step: Step) -> None:
     targets = torch.randint(gpt.config.vocab_size, state.ids.shape, generator=state.generator)
     ids, targets = state.ids.to(state.model.device), targets.to(state.model.device)
     options = document_options(ids, step.document_eot)
-    of_targets = model_of_targets(state.model, step.plain_losses, ids, targets)
-    documents = replace(state.model, call=lambda gpt, ids: gpt(ids, **options))
+    of_targets = replace(model_of_targets(state.model, step.plain_losses, ids, targets), some_logits=False)
+    documents = replace(state.model, call=lambda gpt, ids: gpt(ids, **options), some_logits=False)
     for training in (False, True):
         gpt.train(training)
         name = f"loss mode={'training' if training else 'evaluation'}"
@@ -120,6 +126,26 @@ def check_float32(certificate: Certificate, step: Step) -> None:
         names += [] if step.document_eot is None else ["a document behind another one"]
         certificate.judge(state, state.computed(ids, [name for name in names if name in state.model.ways]))
         certificate.judge(state, state.cut(ids, [n for n in (length * share // 8 for share in (7, 4, 2, 1)) if n]))
+        check_backward(certificate, gpt, ids[:1, :BACKWARD_TOKENS], targets[:1, :BACKWARD_TOKENS])
+
+
+def check_backward(certificate: Certificate, gpt: GPT, ids: Tensor, targets: Tensor) -> None:
+    """The gradients of a loss are those of the explicit backend in float64 on the CPU.
+
+    Kernels of other backends and devices may compute something else without an error, in the backward pass alone.
+    """
+    reference = use_backend(copy.deepcopy(gpt).cpu().double(), "explicit")
+    found, expected = (
+        torch.autograd.grad(model.nll(x, y).mean(), [*model.parameters()], allow_unused=True, materialize_grads=True)
+        for model, x, y in ((gpt, ids, targets), (reference, ids.cpu(), targets.cpu()))
+    )
+    scale = max(g.norm().item() for g in expected)
+    names = [name for name, _ in gpt.named_parameters()]
+    sizes = [(a.cpu().double() - b).norm().item() / scale for a, b in zip(found, expected, strict=True)]
+    worst = max(range(len(sizes)), key=sizes.__getitem__)
+    where = f"the gradient of {names[worst]} differs: {REFERENCE}" if not sizes[worst] <= GRADIENT_ROUNDING else ""
+    result = Result("equal", "gradients of the loss", ids.shape[1], sizes[worst], GRADIENT_ROUNDING, len(sizes), where)
+    certificate.add(result)
 
 
 def check_windows(certificate: Certificate, windows: Windows, step: Step) -> None:

@@ -88,11 +88,18 @@ def test_a_loss_that_knows_targets_is_found_in_the_mode_in_which_it_does(trainin
     assert failed(module_of()) == {f"targets loss mode={'training' if training else 'evaluation'}"}
 
 
-def test_a_backend_that_computes_something_else_is_found(monkeypatch):
-    """As kernels of some devices do without an error."""
+@pytest.mark.parametrize(
+    ("wrong", "state"),
+    [
+        (lambda out: 1.02 * out, "model precision=32-true"),
+        (lambda out: 1.5 * out - 0.5 * out.detach(), "gradients of the loss"),
+    ],
+)
+def test_a_backend_with_other_outputs_or_gradients_is_found(wrong, state, monkeypatch):
+    """As kernels of some devices have without an error."""
     fused = BACKENDS["fused"]
-    monkeypatch.setitem(BACKENDS, "fused", lambda *inputs: (1.02 * fused(*inputs)[0], None))
-    assert failed(module_of(backend="fused")) == {"equal model precision=32-true"}
+    monkeypatch.setitem(BACKENDS, "fused", lambda *inputs: (wrong(fused(*inputs)[0]), None))
+    assert failed(module_of(backend="fused")) == {f"equal {state}"}
 
 
 def test_nothing_else_changes_and_each_validation_adds_two_checks(tmp_path, capsys, monkeypatch):
