@@ -101,7 +101,7 @@ def check_weights(certificate: Certificate, step: Step, rows: int, seed: int) ->
         state = step.state(of_inputs, f"loss precision={step.precision}", seed, repeat=is_longest)
         if is_longest:
             certificate.add(state.repeatable())
-        certificate.judge(state, state.future(length, windows))
+        certificate.judge(state, state.future(length, max(rows, windows)))
 
 
 def check_float32(certificate: Certificate, step: Step) -> None:

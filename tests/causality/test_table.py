@@ -16,7 +16,7 @@ from tril.model.causality.interface import as_model
 from tril.model.causality.state import State
 from tril.model.causality.texts import Texts
 
-SECONDS = {True: 5.0, False: 0.1}  # for leaks, whose search ends when one is found, and for correct models
+SECONDS = {True: 10.0, False: 0.1}  # for leaks, whose search ends when one is found, and for correct models
 
 
 @each("logits", "cached", "pipeline", "texts", by_chance=False)
