@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from tests.contract.harness import run
-from tests.runs import TINY
+from tests.contract.harness import TINY, run
 from tril.scripts.maintenance import bench
 
 STEPS = "print('\\n'.join(f'iter {i}: loss 1, time {ms}ms' for i, ms in enumerate([9, 9, 2, 4, 2, 9])))"

@@ -15,14 +15,14 @@ import torch
 import yaml
 
 from tests.conftest import byte_model
+from tests.contract import harness
 from tests.contract.harness import run
-from tests.runs import train_typed, typed
 from tril.model.checkpoint import Checkpoint, read_state, save, write_state
 from tril.model.evaluation.subject import text_of_run
 from tril.model.runs import load
 from tril.scripts.experiments.trained_heads import earlier_maps, prompt_ids
 
-T = 32  # context length of tests.runs.TINY, which has 2 layers of 2 heads
+T = 32  # context length of harness.TINY, which has 2 layers of 2 heads
 OPTIONS = ("windows=8", "device=cpu")
 RUN = "sweep/seed0"
 
@@ -37,7 +37,7 @@ def train(tmp_path_factory):
     base += ("trainer.max_steps=10", "trainer.val_check_interval=10", "~callbacks.causality", "~callbacks.samples")
 
     def train(seed):
-        train_typed(typed(*base, f"seed={seed}", f"hydra.run.dir={folder / f'sweep/seed{seed}'}"))
+        harness.train(*base, f"seed={seed}", f"hydra.run.dir={folder / f'sweep/seed{seed}'}")
         return folder
 
     with pytest.MonkeyPatch.context() as patch:

@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from tests.contract.harness import run
-from tests.runs import TINY
+from tests.contract.harness import TINY, run
 from tril.model.atomic_files import write_json
 from tril.scripts.experiments.sweep import Sweep, read_launches, read_sweep
 

@@ -5,8 +5,7 @@ import signal
 import numpy as np
 import pytest
 
-from tests.contract.harness import run
-from tests.runs import TINY
+from tests.contract.harness import TINY, run
 from tests.scripts.experiments.synthetic import launches_of
 from tril.model.comparison import compare
 from tril.scripts.experiments.losses import launch_alpha
