@@ -44,10 +44,11 @@ def main(settings: ExportCommand, composed: Composed) -> None:
         path, out = find_checkpoint(settings.ckpt), Path(str(settings.out)).expanduser().absolute()
         # Importing torch takes a second, so wrong settings are reported before.
         from tril.model.checkpoint import Checkpoint
-        from tril.model.interop.hf_export import export_hf
+        from tril.model.interop.hf_export import OWN_CLASS, export_hf
 
         name = export_hf(out, Checkpoint.read(path))
-    print(f"{out}: {name}, equal to {path} in logits and token ids", flush=True)
+    needs = "; load it with trust_remote_code=True where tril is installed" if name == OWN_CLASS else ""
+    print(f"{out}: {name}, equal to {path} in logits and token ids{needs}", flush=True)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ class Candidate(NamedTuple):
 
     Attributes:
         name: the token on its own; "\\ufffd" for a part of a character.
-        drawn_from: its probability after temperature, top-k and top-p, and among the allowed tokens.
+        drawn_from: its probability after the penalty, temperature, top-k and top-p, and among the allowed tokens.
         model: its probability before these: the softmax of the logits.
     """
 
@@ -72,6 +72,7 @@ def live_tokens(
     temperature: float,
     top_k: int | None,
     top_p: float | None,
+    repetition_penalty: float = 1.0,
     head_gate: Tensor | None = None,
 ) -> Iterator[LiveToken]:
     """Continues a prompt with the tokens of `LanguageModel.generate` for the same arguments.
@@ -81,7 +82,7 @@ def live_tokens(
     Raises:
         ValueError: a value is out of range, or the prompt contains characters that the tokenizer does not know.
     """
-    values = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    values = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "repetition_penalty": repetition_penalty}
     sampling = SamplingConfig(max_new_tokens=max_new_tokens, seed=seed, **values)
     prompt_ids, _, allowed = lm.split(prompt)
     device = lm.model.embed.weight.device
@@ -106,6 +107,8 @@ def live_tokens(
             yield LiveToken(token, lm.token_text(token), text, candidates, attention, n_dropped)
             if token == lm.eot_id:
                 return
+            if choice.seen is not None:
+                choice.seen[0, token] = True
             rows.append(ids)
 
     return steps()

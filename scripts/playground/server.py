@@ -1,7 +1,7 @@
 """The HTTP server of play.py: the page, the models, and one streamed answer per generation.
 
     GET  /           the page and the files that it needs
-    GET  /models     JSON: the models and the prompt to start with
+    GET  /models     JSON: the models, and the prompt and the repetition penalty to start with
     POST /generate   JSON of `Generation` -> one line of JSON with the prompt's tokens, then one per new token
 
 It answers programs of this computer only. Other pages in the same browser are refused: by the Host header, which a
@@ -44,9 +44,10 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-store",
 }
+PENALTY = 1.1  # of repeated tokens, as in the samples of a run
 MAX_PROMPT = 20_000  # characters
 MAX_BODY = 1 << 20  # bytes of a request
-SAMPLING = ("max_new_tokens", "seed", "temperature", "top_k", "top_p")
+SAMPLING = ("max_new_tokens", "seed", "temperature", "top_k", "top_p", "repetition_penalty")
 
 
 @pydantic.dataclasses.dataclass(frozen=True, config=strict_settings())
@@ -64,6 +65,7 @@ class Generation:
     temperature: Annotated[float, Field(ge=0, le=10)]
     top_k: int | None
     top_p: float | None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)]
     seed: Annotated[int, Field(ge=0, lt=2**53)]  # JavaScript holds these integers exactly
     remove_heads: list[str]
 
@@ -110,11 +112,12 @@ class PlayModel:
         }
 
 
-def create_server(models: Sequence[PlayModel], prompt: str = "") -> "uvicorn.Server":
+def create_server(models: Sequence[PlayModel], prompt: str = "", penalty: float = 1.0) -> "uvicorn.Server":
     """A server whose `run(sockets=[...])` ends with Ctrl-C, and all answers with it.
 
     Args:
         prompt: the text that the page starts with.
+        penalty: the repetition penalty that it starts with.
     """
     import uvicorn
     from starlette.applications import Starlette
@@ -124,7 +127,8 @@ def create_server(models: Sequence[PlayModel], prompt: str = "") -> "uvicorn.Ser
     from starlette.routing import Route
 
     async def describe(request: "Request") -> "Response":
-        return JSONResponse({"models": [model.describe() for model in models], "prompt": prompt}, headers=HEADERS)
+        first = {"prompt": prompt, "repetition_penalty": penalty}
+        return JSONResponse({"models": [model.describe() for model in models], **first}, headers=HEADERS)
 
     async def generate(request: "Request") -> "Response":
         try:

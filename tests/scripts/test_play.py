@@ -20,7 +20,7 @@ from tril.model.checkpoint import save
 from tril.model.heads.live import live_tokens
 from tril.scripts.playground.server import FILES, LOOPBACK, PlayModel, create_server, listen
 
-SAMPLING = {"max_new_tokens": 6, "temperature": 0.8, "top_k": 50, "top_p": None, "seed": 3}
+SAMPLING = {"max_new_tokens": 6, "temperature": 0.8, "top_k": 50, "top_p": None, "repetition_penalty": 1.1, "seed": 3}
 REQUEST = {"model": 0, "prompt": "def ", "remove_heads": [], **SAMPLING}
 ANOTHER, HTML = "is another page", {"Content-Type": "text/html"}
 REFUSED = [  # values of a request, its headers, and a part of the answer
@@ -103,7 +103,7 @@ def test_the_models_and_the_files_of_the_page_are_served_with_a_policy_and_what_
         {"name": f"model {i}", "parameters": lm.model.n_parameters(), "layers": 2 - i, "heads": 4, "context": 12}
         for i, lm in enumerate(lms)
     ]
-    assert answer == {"prompt": "def ", "models": models}
+    assert answer == {"prompt": "def ", "repetition_penalty": 1.0, "models": models}
     for path, file in FILES.items():
         response = send(server, "GET", path)
         assert response.status == 200 and response.read() == file.read_bytes()
@@ -200,7 +200,7 @@ def test_the_page_in_a_browser(tmp_path):
         assert len(steps) < 9 or go_on.wait(60)
 
     lms[1].model.norm.register_forward_hook(step)
-    values = {"max_new_tokens": 12, "temperature": 0.0, "top_k": None, "seed": 0}
+    values = {"max_new_tokens": 12, "temperature": 0.0, "top_k": None, "repetition_penalty": 1.0, "seed": 0}
     whole, other = (known(lm, HOSTILE, **values) for lm in lms)
     without = known(lms[0], HOSTILE, [1], **values)
     first = next(t for t in range(12) if whole[t].id != without[t].id)

@@ -1,6 +1,6 @@
 "use strict";
 // The form, the requests, and the panes
-const FIELDS = ["temperature", "top_k", "top_p", "seed", "max_new_tokens"];
+const FIELDS = ["temperature", "top_k", "top_p", "repetition_penalty", "seed", "max_new_tokens"];
 let panes = [];
 
 /** The settings of the form. An empty field is null, and what is not a number stays text, which the server refuses. */
@@ -37,8 +37,9 @@ function runAll() {
 
 async function start() {
   readColors();
-  const { models, prompt } = await (await fetch("/models")).json();
-  $("prompt").value = prompt;
+  const { models, prompt, repetition_penalty } = await (await fetch("/models")).json();
+  Object.assign($("prompt"), { value: prompt, rows: Math.min(12, Math.max(2, prompt.split("\n").length)) });
+  $("repetition_penalty").value = repetition_penalty;
   panes = models.map((model, index) => new Pane(model, index, { settings, report, changed }));
   $("panes").append(...panes.map((pane) => pane.root));
   $("panes").classList.toggle("several", panes.length > 1);

@@ -12,6 +12,7 @@ from tril.model.heads.live import N_CANDIDATES, live_tokens, prompt_tokens
 
 PLAIN = {"temperature": 1.0, "top_k": None, "top_p": None}
 SETTINGS = [{"temperature": 0.0, "top_k": None, "top_p": None}, {"temperature": 1.5, "top_k": 100, "top_p": 0.6}]
+SETTINGS.append({**SETTINGS[1], "repetition_penalty": 1.3})
 GATE = torch.tensor([[1.0, 0, 1, 1], [0, 1, 1, 1]])
 
 
