@@ -63,29 +63,30 @@ def check_hidden(state: State, found: Gradients) -> Result:
 def check_seen(state: State, length: int, found: Gradients | None) -> tuple[Result, str]:
     """How much of its past the model uses, also in words; it fails only where this is known.
 
+    An output uses an input with a gradient. Gradients leave out look-ups of single tokens, so inputs without one are
+    changed: one of them where all must be used, else some.
+
     Args:
-        found: None: the last output is tested with changed tokens.
+        found: None: all inputs of the last output are changed.
     """
     model = state.model
-    if found is None:
-        queries, used = torch.tensor([length - 1]), depends(state, length, length - 1, range(length))[None]
-    else:
-        queries, used = found.queries, found.size > 0
+    queries = torch.tensor([length - 1]) if found is None else found.queries
     seen = model.visible(length)[queries]  # (n, T)
-    missing = (seen & ~used).nonzero().tolist() if found is not None else []
-    # Gradients leave out look-ups of single tokens, whose effect a changed token shows.
-    for row, key in missing[:1] if model.sees_all else missing[:: max(1, len(missing) // 8)]:
-        used[row, key] |= depends(state, length, int(queries[row]), [key]).item()
-    first = next((pair for pair in missing[:1] or (seen & ~used).nonzero().tolist() if not used[tuple(pair)]), None)
-    where = (
-        "" if first is None or not model.sees_all else f"output {queries[first[0]]} does not depend on input {first[1]}"
-    )
+    used = torch.zeros_like(seen) if found is None else found.size > 0
+    unknown = (seen & ~used).nonzero()  # (pairs, 2)
+    if found is not None:
+        unknown = unknown[:1] if model.sees_all else unknown[:: max(1, len(unknown) // 8)]
+    for row in unknown[:, 0].unique():
+        keys = unknown[unknown[:, 0] == row, 1]
+        used[row, keys] = depends(state, length, int(queries[row]), keys.tolist())
+    unused, where = unknown[~used[unknown.unbind(1)]].tolist(), ""
+    if model.sees_all and unused:
+        where = f"output {queries[unused[0][0]]} does not depend on input {unused[0][1]}"
+    result = Result("receptive field", state.name, length, float(used[seen].all()), 0.0, int(seen.sum()), where)
     distances = (queries[:, None] - torch.arange(length))[used & seen]
     last = int(distances.max()) + 1 if len(distances) else 0
-    full = used[seen].all() and model.visible(length).tril().sum() == length * (length + 1) // 2
-    worst = float(used[seen].float().min())
-    result = Result("receptive field", state.name, length, worst, 0.0, int(seen.sum()), where)
-    return result, "all of the past" if full else f"at most the last {last} tokens"
+    sees_past = int(model.visible(length).tril().sum()) == length * (length + 1) // 2
+    return result, "all of the past" if sees_past and used[seen].all() else f"at most the last {last} tokens"
 
 
 @torch.no_grad()
