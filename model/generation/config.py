@@ -36,8 +36,12 @@ class SamplingConfig:
     min_p: float | None = setting(
         None, "only tokens with at least this share of the highest probability; null: all", ge=0, le=1
     )
-    repetition_penalty: float = setting(
-        1.0, "above 1, tokens that the text already contains become less likely; 1: off", gt=0, allow_inf_nan=False
+    repetition_penalty: float | None = setting(
+        None,
+        "above 1, tokens that the text already contains become less likely; 1: off; null: 1.1, and 1 if a token is a "
+        "character or a byte, which every text repeats",
+        gt=0,
+        allow_inf_nan=False,
     )
     stop: Annotated[tuple[Stop, ...] | None, BeforeValidator(_as_tuple)] = setting(
         None, r"the sample ends before this text, or the first of a list; \n is a line end; null: none", escapes=True

@@ -5,6 +5,7 @@ Streamed and collected text are decoded by the same code, piece by piece, so bot
 
 import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,13 +13,14 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from tril.data.tokenizer import check_ids, encode_prompt, load_tokenizer, n_ids
+from tril.data.tokenizer import check_ids, encode_prompt, load_tokenizer, n_ids, unknown_id
 from tril.model.generation.generate import generate_ids
 from tril.model.generation.sampling import SamplingConfig
 from tril.model.gpt import GPT, GPTConfig
 
 EOT = "<|endoftext|>"
 INCOMPLETE = "\ufffd"  # decoded from the bytes of an incomplete character
+PENALTY = 1.1  # of repeated tokens: texts of small models else often end in a loop
 MAX_INCOMPLETE = 32  # tokens to wait for the end of a character; after these, the bytes are not valid UTF-8
 
 
@@ -88,6 +90,15 @@ class LanguageModel:
         """Yields the text of `generate` in pieces, each as soon as no later token can change or remove it."""
         return (piece for [piece] in self._pieces([prompt], max_new_tokens, **options) if piece)
 
+    def sampling(self, **options) -> SamplingConfig:
+        """The settings of sampling, with the repetition penalty that suits the tokenizer where none is given."""
+        config, unknown = SamplingConfig(**options), unknown_id(self.tokenizer)
+        if config.repetition_penalty is not None:
+            return config
+        added = {unknown, *self.tokenizer.get_added_tokens_decoder()}
+        joins = any(len(token) > 1 and i not in added for token, i in self.tokenizer.get_vocab().items())
+        return replace(config, repetition_penalty=PENALTY if joins else 1.0)
+
     def samples(self, prompts: Sequence[str], n: int = 1, **options) -> Iterator[str]:
         """The prompts, each n times, with their texts: a single one in pieces, several as one batch in numbered parts.
 
@@ -131,7 +142,7 @@ class LanguageModel:
     def _pieces(self, prompts: Sequence[str], max_new_tokens: int, **options) -> Iterator[list[str]]:
         """One list per step, with the new text of each prompt. Mistakes are raised by the call, before the first."""
         of_rows = {name: options.pop(name) for name in ("use_cache", "head_gate", "compile") if name in options}
-        config = SamplingConfig(max_new_tokens=max_new_tokens, **options)
+        config = self.sampling(max_new_tokens=max_new_tokens, **options)
         if not prompts:
             raise ValueError("there is no prompt; give at least one")
         distinct = {prompt: self.split(prompt) for prompt in dict.fromkeys(prompts)}

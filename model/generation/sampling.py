@@ -49,7 +49,7 @@ class Choice(NamedTuple):
         """A choice for the tokens after B prompts, with memory for the noise, which `draw` fills."""
         noise = torch.empty(len(prompts), vocab_size, device=device) if config.temperature > 0 else None
         seen = None
-        if config.repetition_penalty != 1:
+        if config.repetition_penalty not in (None, 1):
             seen = torch.zeros(len(prompts), vocab_size, dtype=torch.bool)
             for row, prompt in zip(seen, prompts, strict=True):
                 row[list(prompt)] = True
@@ -89,8 +89,7 @@ def filter_logits(logits: Tensor, choice: Choice) -> Tensor:
     config, logits = choice.config, logits[:, : choice.vocab_size].float()
     if choice.allowed is not None:
         logits = logits.masked_fill(~choice.allowed, -math.inf)
-    if choice.seen is not None:
-        penalty = config.repetition_penalty
+    if choice.seen is not None and (penalty := config.repetition_penalty) is not None:
         logits = torch.where(choice.seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
     if choice.noise is None:
         return logits

@@ -171,9 +171,7 @@ class SamplesConfig:
     )
     max_new_tokens: Count = setting(64, "length of the sample")
     temperature: Finite = setting(0.8, "0: always the most probable token", ge=0)
-    repetition_penalty: Finite | None = setting(
-        None, "as in sample.py; null: 1.1, or 1 for characters and bytes, which every text repeats", gt=0
-    )
+    repetition_penalty: Finite | None = setting(None, "as in sample.py", gt=0)
 
 
 @dataclass(frozen=True, config=strict_settings("callbacks.early_stop"))

@@ -17,7 +17,6 @@ from tril.model.training.module import TrainingModule
 from tril.model.training.settings import ProgressConfig, RunRefused, SamplesConfig
 
 PRINTED = 3  # samples at the end of a run
-PENALTY = 1.1  # of repeated tokens: samples of small models else often end in a loop
 
 
 class Progress(Callback):
@@ -65,14 +64,12 @@ class Samples(Callback):
 
     def __init__(self, config: SamplesConfig, folder: str | Path, seed: int) -> None:
         self.path, self.config, self.seed = Path(folder) / "samples.txt", config, seed
-        self.prompt, self.penalty = "", 1.0
+        self.prompt = ""
         self._size = 0  # bytes of the file up to the checkpoint
 
     def on_fit_start(self, trainer: Trainer, pl_module: TrainingModule) -> None:
         data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue] set by fit
-        prompt, penalty = self.config.prompt, self.config.repetition_penalty
-        repeats = data.config.tokenizer.kind in ("char", "byte")
-        self.penalty = penalty if penalty is not None else 1.0 if repeats else PENALTY
+        prompt = self.config.prompt
         self.prompt = data.prompt if prompt is None else prompt
         try:
             encode_prompt(data.tokenizer, self.prompt)
@@ -93,7 +90,7 @@ class Samples(Callback):
         data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue] set by fit
         config, step = self.config, trainer.global_step
         lm = LanguageModel(pl_module.model, data.tokenizer, eot=data.config.tokenizer.eot)
-        options = {"temperature": config.temperature, "repetition_penalty": self.penalty}
+        options = {"temperature": config.temperature, "repetition_penalty": config.repetition_penalty}
         is_last = trainer.should_stop or step >= trainer.max_steps
         for i in range(PRINTED if is_last else 1):
             text = lm.generate(self.prompt, config.max_new_tokens, seed=(self.seed + i) % 2**64, **options)
