@@ -22,7 +22,7 @@ from tril.model.generation.config import CKPT, DEVICE
 from tril.model.runs import find_checkpoint
 from tril.scripts.cli.app import Composed, command
 from tril.scripts.cli.errors import user_errors
-from tril.scripts.playground.server import LOOPBACK, PENALTY, PlayModel, create_server, listen
+from tril.scripts.playground.server import LOOPBACK, PlayModel, create_server, listen
 
 
 @dataclass(frozen=True, config=strict_settings())
@@ -55,14 +55,12 @@ def main(settings: PlayCommand, composed: Composed) -> None:
             checkpoints = [Checkpoint.read(path) for path in paths]
             models = [PlayModel(str(each.path), each.language_model(device)) for each in checkpoints]
             prompt = settings.prompt if settings.prompt is not None else str(checkpoints[0].data.get("prompt", ""))
-            is_letters = checkpoints[0].settings.get("data.tokenizer.kind") in ("char", "byte")
         print(f"{' and '.join(map(str, paths))} on {device}; Ctrl-C ends the server", file=sys.stderr, flush=True)
         url = f"http://{LOOPBACK}:{listener.getsockname()[1]}/"
         print(url, flush=True)
         if settings.open:
             webbrowser.open(url)
-        penalty = 1.0 if is_letters else PENALTY  # letters repeat in any text
-        create_server(models, prompt, penalty).run(sockets=[listener])
+        create_server(models, prompt).run(sockets=[listener])
 
 
 if __name__ == "__main__":

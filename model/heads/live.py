@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tril.model.generation.generate import Rows
 from tril.model.generation.language_model import LanguageModel, TextStream
-from tril.model.generation.sampling import Choice, SamplingConfig, choose, probabilities
+from tril.model.generation.sampling import Choice, choose, probabilities
 from tril.model.heads.attention_maps import capture_attention
 
 N_CANDIDATES = 10
@@ -72,7 +72,7 @@ def live_tokens(
     temperature: float,
     top_k: int | None,
     top_p: float | None,
-    repetition_penalty: float = 1.0,
+    repetition_penalty: float | None = None,
     head_gate: Tensor | None = None,
 ) -> Iterator[LiveToken]:
     """Continues a prompt with the tokens of `LanguageModel.generate` for the same arguments.
@@ -83,7 +83,7 @@ def live_tokens(
         ValueError: a value is out of range, or the prompt contains characters that the tokenizer does not know.
     """
     values = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "repetition_penalty": repetition_penalty}
-    sampling = SamplingConfig(max_new_tokens=max_new_tokens, seed=seed, **values)
+    sampling = lm.sampling(max_new_tokens=max_new_tokens, seed=seed, **values)
     prompt_ids, _, allowed = lm.split(prompt)
     device = lm.model.embed.weight.device
     generator = torch.Generator(device).manual_seed(seed)

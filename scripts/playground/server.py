@@ -44,7 +44,6 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-store",
 }
-PENALTY = 1.1  # of repeated tokens, as in the samples of a run
 MAX_PROMPT = 20_000  # characters
 MAX_BODY = 1 << 20  # bytes of a request
 SAMPLING = ("max_new_tokens", "seed", "temperature", "top_k", "top_p", "repetition_penalty")
@@ -112,12 +111,11 @@ class PlayModel:
         }
 
 
-def create_server(models: Sequence[PlayModel], prompt: str = "", penalty: float = 1.0) -> "uvicorn.Server":
+def create_server(models: Sequence[PlayModel], prompt: str = "") -> "uvicorn.Server":
     """A server whose `run(sockets=[...])` ends with Ctrl-C, and all answers with it.
 
     Args:
         prompt: the text that the page starts with.
-        penalty: the repetition penalty that it starts with.
     """
     import uvicorn
     from starlette.applications import Starlette
@@ -127,7 +125,7 @@ def create_server(models: Sequence[PlayModel], prompt: str = "", penalty: float 
     from starlette.routing import Route
 
     async def describe(request: "Request") -> "Response":
-        first = {"prompt": prompt, "repetition_penalty": penalty}
+        first = {"prompt": prompt, "repetition_penalty": models[0].lm.sampling().repetition_penalty}
         return JSONResponse({"models": [model.describe() for model in models], **first}, headers=HEADERS)
 
     async def generate(request: "Request") -> "Response":
