@@ -46,9 +46,8 @@ def capture_attention(model: GPT, callback: Callable[[int, Tensor], None]) -> It
     """Within the context, every forward pass calls callback(layer, weights (B, H, T, S)) for one layer after another.
 
     The weights are float32 (float64 for a float64 model), before dropout and without gradient. A second pass of each
-    attention layer computes them, so the outputs of the model and their gradients stay bitwise equal: `need_weights` in
-    the first pass would select the explicit backend, which rounds differently. Hooks on the projections run in both
-    passes. Layers without attention are skipped.
+    attention layer computes them, so the outputs of the model stay bitwise equal: `need_weights` in the first pass
+    would select the explicit backend, which rounds differently. Layers without attention are skipped.
     """
 
     def compute_weights(layer: int, attn: MultiHeadAttention, args, kwargs, result) -> None:

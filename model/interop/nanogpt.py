@@ -85,10 +85,9 @@ def characters_of(path: Path) -> list[str]:
         with path.open("rb") as file:
             table = PlainUnpickler(file).load()["itos"]
         characters = [table[i] for i in range(len(table))]
-        if not characters or len(set(characters)) < len(characters):
-            raise ValueError("it is empty, or a character is there twice")
-        if not all(type(c) is str and len(c) == 1 and c.encode() for c in characters):  # half a pair has no UTF-8
-            raise ValueError("its values are not characters")
+        is_table = all(type(c) is str and len(c) == 1 and c.encode() for c in characters)  # half a pair has no UTF-8
+        if not is_table or not characters or len(set(characters)) < len(characters):
+            raise ValueError("its values are not distinct characters")
     except Exception as error:  # of any kind: the file decides what the unpickler meets
         reason = f"has no table itos of distinct characters with the ids 0, 1, ... ({error!r})"
         raise ValueError(f"{path} {reason}; write it again with prepare.py of nanoGPT") from error

@@ -17,9 +17,10 @@ import yaml
 from tests.conftest import byte_model
 from tests.contract import harness
 from tests.contract.harness import run
+from tril.model.atomic_files import write_json
 from tril.model.checkpoint import Checkpoint, read_state, save, write_state
 from tril.model.evaluation.subject import text_of_run
-from tril.model.runs import load
+from tril.model.runs import Run, load
 from tril.scripts.experiments.trained_heads import earlier_maps, prompt_ids
 
 T = 32  # context length of harness.TINY, which has 2 layers of 2 heads
@@ -135,15 +136,13 @@ def test_the_averages_of_a_sweep_are_those_of_its_runs_and_what_it_leaves_out_is
     runs = Path(shutil.copytree(folder / "sweep", tmp_path / "runs"))
     for dim in (16, 24):
         run = Path(shutil.copytree(folder / RUN, runs / f"dim{dim}"))
-        settings = yaml.safe_load((run / "config.yaml").read_text())
+        settings = Run(run).settings
         settings["model"]["dim"] = dim
         (run / "config.yaml").write_text(yaml.safe_dump(settings))
-    summary = json.loads((runs / "dim16/summary.json").read_text()) | {"diverged": "step 9"}
-    (runs / "dim16/summary.json").write_text(json.dumps(summary))
-    for path in (runs / "dim24/checkpoints").glob("*.ckpt"):
-        content = read_state(path)
-        content["state_dict"]["model.norm.weight"].fill_(math.nan)
-        write_state(path, content)
+    write_json(runs / "dim16/summary.json", Run(runs / "dim16").summary | {"diverged": "step 9"})
+    content = read_state(runs / "dim24/checkpoints/best.ckpt")
+    content["state_dict"]["model.norm.weight"].fill_(math.nan)
+    write_state(runs / "dim24/checkpoints/best.ckpt", content)
     result = heads(tmp_path, "dir=runs", *OPTIONS, "out=here").succeeded()
     assert "dim=16, seed 0, diverged: left out." in result.stdout
     assert "dim=24, seed 0, has weights that are not finite, as its run diverged: left out." in result.stdout
