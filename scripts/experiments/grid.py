@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
@@ -13,9 +14,10 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 
+from tril.data.settings import flatten
 from tril.model.formats import plain_table
 from tril.scripts.cli.app import compose
-from tril.scripts.cli.config import CONFIGS, RunConfig
+from tril.scripts.cli.config import RunConfig
 from tril.scripts.cli.errors import UserError, message_of
 from tril.scripts.cli.init_from import take_over
 from tril.scripts.cli.run import choose_hardware
@@ -49,11 +51,6 @@ class PlannedRun:
     def folder(self) -> str:
         """Its name below the sweep's folder."""
         return folder_name(self.values | {"seed": self.seed})
-
-    @property
-    def identity(self) -> str:
-        """Equal for two runs whose results are necessarily equal."""
-        return json.dumps([self.config.canonical(), self.settings["init_from"]], sort_keys=True)
 
     def entry(self) -> dict:
         """Its entry of launches.jsonl."""
@@ -99,7 +96,7 @@ def plan(combinations: Sequence[list[str]], *, skip_invalid: bool | None = None)
         UserError: see `keep_valid`.
     """
     composed: dict[tuple[str, ...], dict[str, Any]] = {}  # without the seed, since Hydra takes tenths of a second
-    first: dict[str, PlannedRun] = {}
+    first: dict[str, PlannedRun] = {}  # by all that decides the results
 
     def check_settings(run: PlannedRun) -> None:
         others = tuple(text for text in run.arguments if not text.startswith("seed="))
@@ -109,7 +106,8 @@ def plan(combinations: Sequence[list[str]], *, skip_invalid: bool | None = None)
         run.settings = composed[others] | dict(seeds)
         config = RunConfig.of(run.settings)
         run.config = replace(config, hardware=choose_hardware(config))
-        if (same := first.setdefault(run.identity, run)) is not run:
+        results = json.dumps([config.canonical(), run.settings["init_from"]], sort_keys=True)
+        if (same := first.setdefault(results, run)) is not run:
             differing = " ".join(text for text in same.arguments if text not in run.arguments)
             raise ValueError(f"the same run as {differing or 'without'}: the difference has no effect")
 
@@ -174,10 +172,7 @@ def check_text(run: PlannedRun) -> None:
 
 def name_runs(runs: Sequence[PlannedRun]) -> list[str]:
     """Sets the values of each run; returns the swept keys, those in whose text the runs differ, without the seed."""
-    texts = [
-        {key.lstrip("+"): text for key, _, text in (argument.partition("=") for argument in run.arguments)}
-        for run in runs
-    ]
+    texts = [dict(argument.lstrip("+").partition("=")[::2] for argument in run.arguments) for run in runs]
     keys = dict.fromkeys(key for text in texts for key in text if key != "seed")
     swept = [key for key in keys if len({text.get(key) for text in texts}) > 1]
     for run, text in zip(runs, texts, strict=True):
@@ -186,12 +181,8 @@ def name_runs(runs: Sequence[PlannedRun]) -> list[str]:
 
 
 def value_of(settings: Mapping[str, Any], key: str, choice: str | None) -> object:
-    """The value of a key; for a config group `choice`, the name of its option, and as given for a group of settings."""
-    if (CONFIGS / key).is_dir():
-        return choice
-    value: Any = settings
-    for part in key.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
+    """The value of a setting; of a config group or a whole group of settings `choice`, as it was given."""
+    value = flatten(settings).get(key, choice)
     return choice if isinstance(value, Mapping) else value
 
 
@@ -204,12 +195,13 @@ def folder_name(values: Mapping[str, object]) -> str:
 
 def grid_table(runs: Sequence[PlannedRun], states: Sequence[str]) -> str:
     """One line for each variant: seeds, sizes, and the states of its runs."""
+    variants: dict[str, list[tuple[PlannedRun, str]]] = {}
+    for run, state in zip(runs, states, strict=True):
+        variants.setdefault(label_of(run.values), []).append((run, state))
     lines = [["", "seeds", "parameters", "MFLOP per token", "so far"]]
-    for label in dict.fromkeys(label_of(run.values) for run in runs):
-        members = [(run, state) for run, state in zip(runs, states, strict=True) if label_of(run.values) == label]
-        run = members[0][0]
-        sizes = [f"{run.sizes['parameters']:,}", f"{run.sizes['flops_per_token'] / 1e6:,.1f}"]
-        ended = [state for _, state in members if state != "not started"]
-        so_far = ", ".join(f"{ended.count(state)} {state}" for state in sorted(set(ended)))
-        lines.append([label, ",".join(str(run.seed) for run, _ in members), *sizes, so_far])
-    return plain_table(lines, text_columns=(0, len(lines[0]) - 1))
+    for label, members in variants.items():
+        sizes, ended = members[0][0].sizes, Counter(state for _, state in members if state != "not started")
+        row = [label, ",".join(str(run.seed) for run, _ in members)]
+        row += [f"{sizes['parameters']:,}", f"{sizes['flops_per_token'] / 1e6:,.1f}"]
+        lines.append([*row, ", ".join(f"{n} {state}" for state, n in sorted(ended.items()))])
+    return plain_table(lines, text_columns=(0, 4))

@@ -34,34 +34,34 @@ def train(folder: Path, arguments: Sequence[str], name: str) -> float:
         Its validation loss; NaN if it failed or was stopped.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    log, status, how = folder / "log.txt", 0, "was finished before"
     with FileLock(folder.with_name(f".{folder.name}.lock")):
-        return train_locked(folder, arguments, name)
-
-
-def train_locked(folder: Path, arguments: Sequence[str], name: str) -> float:
-    """The same for a folder that exists and that this process has locked."""
-    if state_of(folder) == "finished":
-        return report_finished(folder, name, "was finished before")
-    (folder / FAILURE).unlink(missing_ok=True)
-    if is_resumable(folder):
-        words = [f"resume={folder}", *(text for text in arguments if GIVEN.match(text))]
-    else:  # without a checkpoint, nothing in the folder is of use
-        for path in folder.iterdir():
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-        words = [*arguments, f"hydra.run.dir={folder}"]
-    print(f"start   {name}", flush=True)
-    log = folder / "log.txt"
-    status = spawn([*PROGRAM, *words], log)
-    if state_of(folder) == "finished":  # also if it diverged, which ends with a status of its own
-        return report_finished(folder, name, "finished")
-    if status in STOPPED:
-        print(f"stopped {name} by a signal; start the same command again to continue", flush=True)
-        return math.nan
-    lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
-    message = next((line.strip() for line in reversed(lines) if line.strip()), f"ended with status {status}")
-    write_json(folder / FAILURE, {"status": status, "message": message})
+        if state_of(folder) != "finished":
+            words = words_of(folder, arguments)
+            print(f"start   {name}", flush=True)
+            status, how = spawn([*PROGRAM, *words], log), "finished"
+        if summary := Run(folder, 0).summary:  # also if it diverged, which ends with a status of its own
+            figures = f"{summary['final_val_loss']:.4f} nats per token, {summary['final_val_bpb']:.4f} bits per byte"
+            print(f"done    {name} {how}: {figures}, {clock(summary['seconds'])}", flush=True)
+            return summary["final_val_loss"]
+        if status in STOPPED:
+            print(f"stopped {name} by a signal; start the same command again to continue", flush=True)
+            return math.nan
+        lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
+        message = next((line.strip() for line in reversed(lines) if line.strip()), f"ended with status {status}")
+        write_json(folder / FAILURE, {"status": status, "message": message})
     print(f"FAILED  {name}: {message} (status {status}, {log})", flush=True)
     return math.nan
+
+
+def words_of(folder: Path, arguments: Sequence[str]) -> list[str]:
+    """The arguments that continue or start the run. Without a checkpoint, nothing in the folder is of use."""
+    (folder / FAILURE).unlink(missing_ok=True)
+    if is_resumable(folder):
+        return [f"resume={folder}", *(text for text in arguments if GIVEN.match(text))]
+    for path in folder.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return [*arguments, f"hydra.run.dir={folder}"]
 
 
 def spawn(arguments: list[str], log: Path) -> int:
@@ -81,12 +81,3 @@ def spawn(arguments: list[str], log: Path) -> int:
             raise
         finally:
             signal.signal(signal.SIGTERM, previous)
-
-
-def report_finished(folder: Path, name: str, how: str) -> float:
-    """Prints the results of a finished run and returns its validation loss."""
-    summary = Run(folder, 0).summary
-    loss, bpb = summary["final_val_loss"], summary["final_val_bpb"]
-    figures = f"{loss:.4f} nats per token, {bpb:.4f} bits per byte, {clock(summary['seconds'])}"
-    print(f"done    {name} {how}: {figures}", flush=True)
-    return loss

@@ -186,12 +186,12 @@ def read_sweep(folder: str | Path, baseline: str | None = None) -> Sweep:
     if not runs:
         raise FileNotFoundError(f"{folder} has neither {SWEEP} nor a run with {SETTINGS}; name a sweep's folder")
     variants: dict[str, dict[int, Run]] = {}
-    for run in sorted(runs, key=_precedence):
-        variants.setdefault(text_of(run.values), {})[run.seed] = run
-    order = dict.fromkeys(text_of(run.values) for run in runs)
+    for run in runs:
+        of_seeds = variants.setdefault(text_of(run.values), {})
+        of_seeds[run.seed] = max(of_seeds.get(run.seed, run), run, key=_precedence)
     keys = tuple(launches[0]["swept"] if launches else runs[0].values)
     every = []
-    for of_seeds in (variants[text] for text in order):
+    for of_seeds in variants.values():
         members = tuple(of_seeds[seed] for seed in sorted(of_seeds))
         every.append(Variant(members[0].values, label_of(members[0].values, short_names(keys)), members))
     sweep = Sweep(folder, keys, tuple(every), every[0], launches)

@@ -10,7 +10,6 @@ repetition. --json FILE keeps all values.
 """
 
 import argparse
-import csv
 import os
 import platform
 import re
@@ -25,10 +24,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 
 from tril.model.atomic_files import write_json
-from tril.model.formats import markdown_table
+from tril.model.runs import Run, load
 from tril.model.training.hardware import configure_torch
 from tril.model.training.summary import code_version
 from tril.scripts.cli.app import compose
@@ -36,7 +36,6 @@ from tril.scripts.cli.config import RunConfig
 from tril.scripts.cli.errors import UserError, fail
 from tril.scripts.cli.run import choose_hardware
 
-TRAIN = (sys.executable, "-m", "tril.train")
 STEP_TIME = r"time ([0-9.]+)ms"  # of a step, in the output of nanoGPT
 PROMPT, SHORT, LONG = 16, 64, 64 + 512  # tokens; sampling counts the difference of a long and a short sample
 UNIT = "tokens/s"
@@ -60,24 +59,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
         line = compose("train", options.settings)
         config = RunConfig.of(line.settings, line.given)
         config = config.complete(choose_hardware(config), config.data.prepare().meta["vocab_size"])
-        about = machine(config)
+        hardware, now = config.hardware, f"{datetime.now():%Y-%m-%d %H:%M}"
+        assert hardware is not None
+        about = {
+            "device": f"{hardware.device_name}, {torch.get_num_threads()} threads, {hardware.precision}",
+            "versions": f"torch {torch.__version__}, Python {platform.python_version()}, code {code_version()}",
+            "before": f"{now}, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores",
+        }
         values = interleave(PARTS[options.part](config, options), options.repeats)
     except (UserError, OSError) as error:
         fail(error)
-    print("\n".join(f"- {name}: {value}" for name, value in about.items()))
-    print(f"\n{table(values)}")
+    print(*(f"{name}: {value}" for name, value in about.items()), table(values), sep="\n")
     if options.json:
         write_json(options.json, {"part": options.part, "unit": UNIT, "machine": about, "values": values})
-
-
-def machine(config: RunConfig) -> dict[str, Any]:
-    """What the figures depend on."""
-    assert config.hardware is not None
-    device = f"{config.hardware.device_name}, {torch.get_num_threads()} threads, {config.hardware.precision}"
-    versions = f"torch {torch.__version__}, Python {platform.python_version()}, {platform.system()}"
-    load = f"{os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
-    now = f"{datetime.now():%Y-%m-%d %H:%M}"
-    return {"device": device, "versions": versions, "code": code_version(), "date": now, "load before": load}
 
 
 def interleave(tasks: Tasks, repeats: int) -> dict[str, list[float]]:
@@ -91,13 +85,11 @@ def interleave(tasks: Tasks, repeats: int) -> dict[str, list[float]]:
 
 
 def table(values: dict[str, list[float]]) -> str:
-    """Markdown with one row per task."""
-    first, rows = next(iter(values.values())), [["", UNIT, "smallest", "largest", "ratio to the first row"]]
-    for name, series in values.items():
-        ratio = statistics.median(x / y for x, y in zip(series, first, strict=True))
-        figures = statistics.median(series), min(series), max(series), ratio
-        rows.append([name, *(f"{float(f'{figure:.4g}'):,.10g}" for figure in figures)])
-    return markdown_table(rows)
+    """One row per task."""
+    frame = pd.DataFrame(values)
+    ratio = frame.div(frame.iloc[:, 0], axis=0).median()
+    columns = {UNIT: frame.median(), "smallest": frame.min(), "largest": frame.max(), "ratio to the first row": ratio}
+    return pd.DataFrame(columns).to_string(float_format=lambda x: f"{float(f'{x:.4g}'):,.10g}")
 
 
 def run(command: Sequence[str], folder: str = ".") -> tuple[float, str]:
@@ -110,10 +102,10 @@ def run(command: Sequence[str], folder: str = ".") -> tuple[float, str]:
     return time.perf_counter() - started, done.stdout
 
 
-def other(options: argparse.Namespace) -> list[str]:
-    """The words of --vs."""
-    program, *words = shlex.split(options.vs)
-    return [sys.executable if program == "python" else program, *words]
+def run_other(options: argparse.Namespace, n: int = 0) -> tuple[float, str]:
+    """The command of --vs with `n` for {n}; see `run`."""
+    words = [sys.executable if word == "python" else word.replace("{n}", str(n)) for word in shlex.split(options.vs)]
+    return run(words, options.vs_dir)
 
 
 def train(config: RunConfig, options: argparse.Namespace) -> Tasks:
@@ -124,13 +116,12 @@ def train(config: RunConfig, options: argparse.Namespace) -> Tasks:
 
     def ours() -> float:
         with tempfile.TemporaryDirectory() as folder:
-            run([*TRAIN, *options.settings, *limits, f"hydra.run.dir={folder}/run"])
-            [metrics] = Path(folder).glob("run/csv/*/metrics.csv")
-            rows = [row for row in csv.DictReader(metrics.open()) if row["train/tokens_per_second"]]
-        return statistics.median(float(row["train/tokens_per_second"]) for row in rows if int(row["step"]) > warmup)
+            run([sys.executable, "-m", "tril.train", *options.settings, *limits, f"hydra.run.dir={folder}/run"])
+            rows = [row for row in Run(Path(folder, "run")).metrics if row["step"] > warmup]
+        return statistics.median(row["train/tokens_per_second"] for row in rows if "train/tokens_per_second" in row)
 
     def theirs() -> float:
-        times = [float(ms) for ms in re.findall(STEP_TIME, run(other(options), options.vs_dir)[1])][warmup:steps]
+        times = [float(ms) for ms in re.findall(STEP_TIME, run_other(options)[1])][warmup:steps]
         if not times:
             raise UserError(f"--vs prints no step {STEP_TIME!r} after the first {warmup}; lower --warmup")
         return (options.vs_tokens or tokens) / statistics.median(times) * 1000
@@ -143,7 +134,6 @@ def decode(config: RunConfig, options: argparse.Namespace) -> Tasks:
     from tril.model.generation.generate import generate_ids
     from tril.model.generation.sampling import SamplingConfig
     from tril.model.gpt import GPT
-    from tril.model.runs import load
 
     assert config.hardware is not None
     device = config.hardware.accelerator
@@ -159,24 +149,16 @@ def decode(config: RunConfig, options: argparse.Namespace) -> Tasks:
             pass
         return time.perf_counter() - started
 
-    def ours(batch: int, choices: dict[str, Any]) -> Callable[[], float]:
-        def tokens_per_second() -> float:
-            return batch * (LONG - SHORT) / (seconds(LONG, batch, choices) - seconds(SHORT, batch, choices))
-
+    def ours(batch: int, **choices: Any) -> Callable[[], float]:
         seconds(2, batch, choices)  # compiles
-        return tokens_per_second
+        return lambda: batch * (LONG - SHORT) / (seconds(LONG, batch, choices) - seconds(SHORT, batch, choices))
 
-    def theirs() -> float:
-        commands = ([word.replace("{n}", str(n)) for word in other(options)] for n in (SHORT, LONG))
-        short, long = (run(command, options.vs_dir)[0] for command in commands)
-        return (LONG - SHORT) / (long - short)
-
-    modes: dict[str, dict[str, Any]] = {"cache": {}, "no cache": {"use_cache": False}}
+    tasks = {"1 x, cache": ours(1), "64 x, cache": ours(64), "1 x, no cache": ours(1, use_cache=False)}
     if config.hardware.compile:
-        modes["compiled"] = {"compile": True}
-    names = {f"{batch} x, {name}": (batch, choices) for name, choices in modes.items() for batch in (1, 64)}
-    tasks = {name: ours(*case) for name, case in names.items() if name != "64 x, no cache"}
-    return tasks | ({"other": theirs} if options.vs else {})
+        tasks |= {f"{batch} x, compiled": ours(batch, compile=True) for batch in (1, 64)}
+    if options.vs:
+        tasks["other"] = lambda: (LONG - SHORT) / (run_other(options, LONG)[0] - run_other(options, SHORT)[0])
+    return tasks
 
 
 PARTS = {"train": train, "decode": decode}

@@ -1,4 +1,4 @@
-"""scripts/report.py: its files, its answer, and its pictures; no text of a sweep becomes markup.
+"""scripts/report.py: its files, its answer, its exit status and its pictures; no text of a sweep becomes markup.
 
 python -m pytest tests/scripts/experiments/test_report.py
 """
@@ -15,69 +15,62 @@ from tests.scripts.experiments.synthetic import HEADS, change, sweep_of, write_r
 from tril.scripts.experiments.losses import losses_of
 from tril.scripts.experiments.report import Report
 
-KEYS = ["model.n_heads", "model.mlp"]
-NASTY = "<script>alert(1)<b>|`*_$^$ & [d](e)"
+KEYS, NASTY = ["model.n_heads", "model.mlp"], "<script>alert(1)<b>|`*_$^$ & [d](e)"
 MESSAGE = "</td></script><script>alert('2')| \x1b[31m red\nand more"
-LOSSES = {
-    (4, NASTY): {0: 3.1, 1: 3.25, 2: "failed"},
-    (4, "relu2"): {0: 3.0, 1: 3.1, 2: 3.3},
-    (8, "relu2"): {0: 2.0, 1: "not started", 2: "unfinished"},
-}
-DOUBTFUL = {"device": "cuda", "causality": "LEAKS at 1"}
-
-
-@pytest.mark.filterwarnings("error::UserWarning")  # of matplotlib
-def test_no_text_of_a_sweep_becomes_markup_in_its_report(tmp_path):
-    folder, keys = tmp_path / "multirun/day/new", KEYS
-    usual = {"device": "cpu", "causality": "certified"}
-    summary = {values: usual | (DOUBTFUL if values[0] == 8 else {}) for values in LOSSES}
-    write_sweep(folder, LOSSES, keys, baseline=(4, "relu2"), summary=summary)
-    change(next(folder.rglob("failed.json")), message=MESSAGE)
-    change(folder / "launches.jsonl", command="python train.py -m model.mlp='<b>'")
-    done = run("report", "dir=latest", "baseline=mlp=relu2", "margin=0.5", cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "") and "\x1b" not in done.stdout
-    pictures = {"differences.png", "curves.png"}
-    files = {"report.md", "results.csv", "runs.csv"} | pictures
-    assert {path.name for path in folder.iterdir() if path.is_file()} == files | {"launches.jsonl"}
-    last = done.stdout.splitlines()[-1]
-    assert last.startswith("multirun/day/new: ") and set(last.partition(": ")[2].split(", ")) == files
-    text = (folder / "report.md").read_text("utf-8")
-    assert "\x1b" not in text and not re.search(r"(?<!\\)<", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
-
-
-def test_a_single_run_has_no_report(tmp_path):
-    folder = write_run(tmp_path / "day/time", 3.0)
-    run("report", f"dir={folder}", cwd=tmp_path).refused(f"dir={folder} is a single run; name a sweep")
+ONE_SEED, TWO_SEEDS = {0: 3.0}, {0: 3.0, 1: 3.1}
 
 
 def report_of(sweep, **options):
     return Report(sweep, losses_of(sweep), **options)
 
 
-ONE_SEED, TWO_SEEDS = {0: 3.0}, {0: 3.0, 1: 3.1}
-ANSWERS = {
-    "No run of the baseline n_heads=4 has finished": {(4,): {0: "unfinished"}, (1,): ONE_SEED},
-    "There is one variant, n_heads=4: final validation loss 3.0500 ± 0.6353": {(4,): TWO_SEEDS},
-    "fewer than two seeds are common to both: n_heads=1.": {(4,): ONE_SEED, (1,): {0: 3.1}},
-    "Baseline n_heads=4. Better: n_heads=1 (-2.0000 ± 0.0005). Equal within the margin: n_heads=2.": {
-        **dict.fromkeys([(4,), (2,)], TWO_SEEDS),
-        (1,): {0: 1.0, 1: 1.1001},
-    },
-}
-WARNINGS = {
-    "The losses are those of 4 of 8 windows of the validation part": {"val_windows": {"scored": 4, "of": 8}},
-    "": {},
-}
+@pytest.mark.filterwarnings("error::UserWarning")  # of matplotlib
+def test_no_text_of_a_sweep_becomes_markup_in_its_report(tmp_path):
+    losses = {(4, NASTY): {0: 3.1, 1: 3.25, 2: "failed"}, (4, "relu2"): {0: 3.0, 1: 3.1, 2: "not started"}}
+    folder = write_sweep(tmp_path / "multirun/day/new", losses, KEYS, baseline=(4, "relu2"))
+    change(next(folder.rglob("failed.json")), message=MESSAGE)
+    change(folder / "launches.jsonl", command="python train.py -m model.mlp='<b>'")
+    done = run("report", "dir=latest", "baseline=mlp=relu2", "margin=0.5", cwd=tmp_path).succeeded()
+    assert done.stderr == "" and "\x1b" not in done.stdout
+    files = {"report.md", "results.csv", "runs.csv", "differences.png", "curves.png"}
+    assert {path.name for path in folder.iterdir() if path.is_file()} == files | {"launches.jsonl"}
+    text = (folder / "report.md").read_text("utf-8")
+    assert "\x1b" not in text and not re.search(r"(?<!\\)<", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
 
 
-def test_the_answer_is_one_sentence_and_what_makes_the_losses_doubtful_is_a_warning(tmp_path):
-    for number, (expected, losses) in enumerate(ANSWERS.items()):
-        assert expected in report_of(sweep_of(tmp_path / str(number), losses), margin=0.01).answer()
-    for number, (warning, entries) in enumerate(WARNINGS.items(), start=len(ANSWERS)):
-        both = entries if "val_windows" in entries else {}
-        report = report_of(sweep_of(tmp_path / str(number), summary={(1,): entries, (4,): both}))
-        text = report.text({})
-        assert warning in text and ("**Warning.**" in text) == bool(warning)
+def test_a_single_run_has_no_report(tmp_path):
+    folder = write_run(tmp_path / "day/time", 3.0)
+    run("report", f"dir={folder}", cwd=tmp_path).refused(f"dir={folder} is a single run")
+
+
+@pytest.mark.parametrize(
+    ("losses", "expected"),
+    [
+        ({(4,): {0: "unfinished"}, (1,): ONE_SEED}, "No run of the baseline n_heads=4 has finished"),
+        ({(4,): TWO_SEEDS}, "There is one variant, n_heads=4: final validation loss 3.0500 ± 0.6353"),
+        ({(4,): ONE_SEED, (1,): {0: 3.1}}, "fewer than two seeds are common to both: n_heads=1."),
+        (
+            {**dict.fromkeys([(4,), (2,)], TWO_SEEDS), (1,): {0: 1.0, 1: 1.1001}},
+            "Baseline n_heads=4. Better: n_heads=1 (-2.0000 ± 0.0005). Equal within the margin: n_heads=2.",
+        ),
+    ],
+)
+def test_the_answer_names_the_baseline_and_then_the_verdicts(losses, expected, tmp_path):
+    assert expected in report_of(sweep_of(tmp_path, losses), margin=0.01).answer()
+
+
+@pytest.mark.parametrize(
+    ("of_baseline", "of_variant", "warning"),
+    [
+        ({}, {}, ""),
+        ({"device": "cpu"}, {"device": "cuda"}, "device"),
+        ({"causality": "certified"}, {"causality": "LEAKS at 1"}, "invalid"),
+        (*[{"val_windows": {"scored": 4, "of": 8}}] * 2, "trainer.limit_val_batches"),
+    ],
+)
+def test_reasons_to_doubt_the_losses_are_warnings(of_baseline, of_variant, warning, tmp_path):
+    text = report_of(sweep_of(tmp_path, summary={(4,): of_baseline, (1,): of_variant})).text({})
+    assert warning in text and ("**Warning.**" in text) == bool(warning)
 
 
 def test_runs_on_different_texts_are_not_compared(tmp_path):
@@ -93,23 +86,21 @@ def test_runs_on_different_texts_are_not_compared(tmp_path):
 )
 def test_the_exit_status_judges_a_candidate(losses, status, tmp_path, drawn):
     folder = write_sweep(tmp_path / "sweep", {(4,): TWO_SEEDS, (1,): losses})
-    found = run("report", f"dir={folder}", "candidate=n_heads=1", "margin=0.01", cwd=tmp_path)
-    assert found.returncode == status, found.stderr
+    assert run("report", f"dir={folder}", "candidate=n_heads=1", "margin=0.01", cwd=tmp_path).returncode == status
     run("report", f"dir={folder}", "candidate=n_heads=4", cwd=tmp_path).refused("candidate=n_heads=4")
 
 
 def test_an_undecided_row_says_how_many_seeds_would_decide(tmp_path):
     report = report_of(sweep_of(tmp_path, {(4,): {0: 3.0, 1: 3.1, 2: 3.2}, (1,): {0: 3.1, 1: 3.1, 2: 3.3}}))
     [each] = report.comparisons.values()
-    assert report.seeds_needed(each) == tuple(
-        str(each.seeds_needed(effect, 0.005)) for effect in (each.difference.mean, 0.01)
-    )
+    expected = [each.seeds_needed(effect, 0.005) for effect in (each.difference.mean, 0.01)]  # of the second launch
+    assert report.seeds_needed(each) == tuple(map(str, expected)) and expected[0] < expected[1]
     assert f"{np.corrcoef([0, 1, 2], [0, 0, 2])[0, 1]:.2f}" in report.basis()
 
 
 @pytest.mark.parametrize(("parameters", "paired"), [(1000, True), (1001, False)])
 def test_seeds_are_paired_if_the_variants_have_equal_numbers_of_parameters(parameters, paired, tmp_path):
-    assert report_of(sweep_of(tmp_path, summary={(1,): {"parameters": parameters}})).losses.paired is paired
+    assert losses_of(sweep_of(tmp_path, summary={(1,): {"parameters": parameters}})).paired is paired
 
 
 @pytest.mark.filterwarnings("error")
@@ -118,32 +109,28 @@ def test_pictures_have_the_differences_and_the_curves(tmp_path, drawn):
     report.write(tmp_path)
     [each] = report.comparisons.values()
     [bar] = drawn["differences.png"].axes[0].containers
+    ends = [[x, 0] for x in (each.difference.low, each.difference.high)]
     assert bar.lines[0].get_xdata() == each.difference.mean
-    ends = bar.lines[2][0].get_segments()[0]
-    assert ends.tolist() == [pytest.approx([x, 0]) for x in (each.difference.low, each.difference.high)]
-    above, below = drawn["curves.png"].axes
-    lines = [line.get_xydata().tolist() for line in above.lines]
-    assert lines[0] == [[1600, 4.1], [3200, 3.1 + 0.3], [4800, 3.1 - 0.01], [6400, 3.1]] and below.get_xlim()[0] == 3200
+    assert bar.lines[2][0].get_segments()[0] == pytest.approx(np.array(ends))
+    lines = [line.get_xydata().tolist() for line in drawn["curves.png"].axes[0].lines]
+    assert lines[0] == [[1600, 4.1], [3200, 3.1 + 0.3], [4800, 3.1 - 0.01], [6400, 3.1]]
     assert [line[-1] for line in lines] == [[6400, loss] for seeds in HEADS.values() for loss in seeds.values()]
 
 
 @pytest.mark.parametrize("scale", [1, 7, 128])
 def test_labels_of_the_curves_do_not_touch(scale, tmp_path, drawn, monkeypatch):
     monkeypatch.setattr(synthetic, "TOKENS", 64 * scale)
-    report_of(
-        sweep_of(tmp_path, {(4, "x" * 90): TWO_SEEDS, (4, "y z " * 30): TWO_SEEDS}, keys=KEYS, baseline=(4, ""))
-    ).write(tmp_path)
+    losses = {(4, "x" * 90): TWO_SEEDS, (4, "y z " * 30): TWO_SEEDS}
+    report_of(sweep_of(tmp_path, losses, keys=KEYS, baseline=(4, ""))).write(tmp_path)
     figure = drawn["curves.png"]
     figure.draw_without_rendering()
     for axes in figure.axes:
         boxes = [each.get_window_extent() for each in axes.get_xticklabels() if each.get_text()]
-        shown = [box for box in boxes if figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1]
-        assert all(left.x1 + 4 < right.x0 for left, right in itertools.pairwise(shown))
+        assert all(left.x1 + 4 < right.x0 for left, right in itertools.pairwise(boxes))
     assert figure.legends[0].get_window_extent().width <= figure.bbox.width
 
 
 def test_pictures_without_data_are_not_written(tmp_path):
-    sweep = sweep_of(tmp_path, {(4,): {0: 3.0}})
+    sweep = sweep_of(tmp_path, {(4,): ONE_SEED})
     (sweep.runs[0].folder / "csv/version_0/metrics.csv").write_text("step,train/tokens,val/loss\n8,512,3.0\n")
-    files = report_of(sweep).write(tmp_path)
-    assert files == ["report.md", "results.csv", "runs.csv"] and not [*tmp_path.glob("*.png")]
+    assert report_of(sweep).write(tmp_path) == ["report.md", "results.csv", "runs.csv"]
