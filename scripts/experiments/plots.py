@@ -34,11 +34,12 @@ MAX_LOSS_RATIO = 2.5  # largest loss shown / median loss: a diverged run does no
 
 @dataclass(frozen=True)
 class Picture:
-    """A PNG in the report's folder, its title and caption."""
+    """A picture of the report, which is written as `file`."""
 
     file: str
     title: str
     caption: str
+    figure: "Figure"
 
 
 def draw(sweep: Sweep, losses: Losses, folder: Path, comparisons: Mapping[str, Comparison]) -> dict[str, Picture]:
@@ -49,16 +50,13 @@ def draw(sweep: Sweep, losses: Losses, folder: Path, comparisons: Mapping[str, C
         comparisons: label -> comparison with the baseline.
     """
     drawn = {"differences": plot_differences(sweep, losses, comparisons), "curves": plot_curves(sweep)}
-    pictures = {}
-    for name, (figure, title, caption) in ((name, each) for name, each in drawn.items() if each is not None):
-        figure.savefig(folder / f"{name}.png", dpi=DPI)
-        pictures[name] = Picture(f"{name}.png", title, caption)
+    pictures = {name: picture for name, picture in drawn.items() if picture is not None}
+    for picture in pictures.values():
+        picture.figure.savefig(folder / picture.file, dpi=DPI)
     return pictures
 
 
-def plot_differences(
-    sweep: Sweep, losses: Losses, comparisons: Mapping[str, Comparison]
-) -> "tuple[Figure, str, str] | None":
+def plot_differences(sweep: Sweep, losses: Losses, comparisons: Mapping[str, Comparison]) -> Picture | None:
     """The difference of each variant from the baseline with its interval, and the differences of single runs."""
     shown = {label: each for label, each in comparisons.items() if math.isfinite(each.difference.mean)}
     if not shown:
@@ -86,10 +84,10 @@ def plot_differences(
         "A bar is the interval that decides the verdict: one that excludes zero shows a difference. A short line below "
         f"it is one run minus the {'run of the same seed' if losses.paired else 'mean'} of the baseline."
     )
-    return figure, f"Differences from {sweep.baseline.label}", caption
+    return Picture("differences.png", f"Differences from {sweep.baseline.label}", caption, figure)
 
 
-def plot_curves(sweep: Sweep) -> "tuple[Figure, str, str] | None":
+def plot_curves(sweep: Sweep) -> Picture | None:
     """The losses against training tokens: whole runs above, below their later halves.
 
     A line is the validation loss; where no run was validated twice, it is the training loss, noisy but a curve.
@@ -119,7 +117,8 @@ def plot_curves(sweep: Sweep) -> "tuple[Figure, str, str] | None":
     axes.set_xlabel("training tokens")
     add_legend(figure, lines)
     kind = {"val": "validation", "train": "training"}[name]
-    return figure, "Loss against training tokens", f"A line is the {kind} loss of one run; dotted: it is unfinished."
+    caption = f"A line is the {kind} loss of one run; a dotted one is not finished."
+    return Picture("curves.png", "Loss against training tokens", caption, figure)
 
 
 def curve_of(run: Run, name: str) -> np.ndarray:

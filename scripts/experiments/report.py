@@ -138,13 +138,13 @@ class Report:
 
     def basis(self) -> str:
         """How seeds are compared, and their correlation."""
-        which = (
-            "since all variants have as many" if self.losses.paired else "since the variants differ in their number of"
+        paired, correlation = self.losses.paired, self.losses.correlation
+        found = "paired, since all" if paired else "not paired, since not all"
+        found = f"Seeds are {found} variants have the same number of parameters."
+        more = (
+            "" if correlation is None else f" Over the seeds, two variants correlate by {correlation:.2f} on average."
         )
-        found = f"Seeds are {'paired' if self.losses.paired else 'not paired'}, {which} parameters."
-        if self.losses.correlation is not None:
-            found += f" Over the seeds, two variants correlate by {self.losses.correlation:.2f} on average."
-        return found
+        return found + more
 
     def compared_table(self) -> str:
         """Each variant compared with the baseline."""
@@ -158,14 +158,13 @@ class Report:
             rows.append(row | {"seeds for this difference": of_size, f"for {SMALL}": of_small})
         return table(rows, (0, 1))
 
-    def seeds_needed(self, each: Comparison) -> tuple[str, str]:
+    def seeds_needed(self, each: Comparison) -> tuple[str, ...]:
         """The seeds that find the difference of an undecided comparison, and SMALL, with one more launch."""
         if each.verdict != UNCLEAR:
             return "-", "-"
-        level, effects = launch_alpha(self.next_launch) / len(self.comparisons), (abs(each.difference.mean), SMALL)
-        found = [each.seeds_needed(effect, level) for effect in effects]
-        first, second = (f"over {MAX_SEEDS}" if seeds is None else str(seeds) for seeds in found)
-        return first, second
+        level = launch_alpha(self.next_launch) / len(self.comparisons)
+        found = [each.seeds_needed(effect, level) for effect in (abs(each.difference.mean), SMALL)]
+        return tuple(f"over {MAX_SEEDS}" if seeds is None else str(seeds) for seeds in found)
 
     def tuning_table(self) -> str:
         """Loss of each variant and value on the documents that choose; "" unless a setting was tuned."""

@@ -68,6 +68,7 @@ def spawn(arguments: list[str], log: Path) -> int:
     """Runs a process with its output in `log` and returns its exit status. A signal that ends this process ends it."""
 
     def stop(signum, frame):
+        print("\nstopped by SIGTERM; start the same command again to continue", flush=True)
         raise SystemExit(128 + signum)
 
     previous = signal.signal(signal.SIGTERM, stop)

@@ -16,10 +16,9 @@ def documents_of(folder, sizes=SIZES) -> np.ndarray:
     """A sweep of 1 and 4 heads with 3 seeds, whose runs kept the losses of documents: their means (2, 3, D)."""
     write_sweep(folder, HEADS)
     means = 3 + CHANCE[..., : len(sizes)]
-    for variant, heads in enumerate((4, 1)):  # the baseline first
-        for seed in range(3):
-            run = folder / f"model.n_heads={heads},seed={seed}"
-            finish_run(run, np.arange(40.0), documents=(means[variant, seed], sizes))
+    for (variant, seed), _ in np.ndenumerate(means[..., 0]):  # the baseline first
+        run = folder / f"model.n_heads={(4, 1)[variant]},seed={seed}"
+        finish_run(run, np.arange(40.0), documents=(means[variant, seed], sizes))
     return means
 
 

@@ -25,15 +25,12 @@ spawn([sys.executable, "-c", code], Path("log.txt"))
 
 def test_sigterm_ends_a_run_with_its_sweep(tmp_path):
     log = tmp_path / "log.txt"
-    with subprocess.Popen([sys.executable, "-c", PARENT], cwd=tmp_path) as parent:
+    with subprocess.Popen([sys.executable, "-c", PARENT], cwd=tmp_path, stdout=subprocess.PIPE, text=True) as parent:
         while not log.is_file() or not log.read_text().endswith("\n"):
             assert parent.poll() is None
             time.sleep(0.01)
         parent.send_signal(signal.SIGTERM)
-        try:
-            parent.wait(timeout=30)
-        finally:
-            parent.kill()
+        assert "start the same command again to continue" in parent.communicate(timeout=30)[0]
     assert parent.returncode == 128 + signal.SIGTERM
     with pytest.raises(ProcessLookupError):
         os.kill(int(log.read_text()), 0)
@@ -50,24 +47,21 @@ def test_a_run_of_another_process_is_waited_for_and_not_trained_again(tmp_path, 
         (folder / "summary.json").write_text('{"final_val_loss": 1.5, "final_val_bpb": 0.5, "seconds": 61.0}')
     waiting.join()
     assert losses == [1.5] and started == []
-    done = "done    run was finished before: 1.5000 nats per token, 0.5000 bits per byte, 00:01:01\n"
-    assert capsys.readouterr().out == done
+    assert capsys.readouterr().out.startswith("done    run was finished before: 1.5000 nats")
 
 
 def test_a_run_is_started_as_a_module_and_resumed_from_its_checkpoint(tmp_path, processes):
-    commands, folder = processes(lambda _: {"loss": 1.5}).commands, tmp_path / "a,b=1"
+    commands, folder, last = processes(lambda _: (143, "")).commands, tmp_path / "a,b=1", "checkpoints/last.ckpt"
     words = ["model.dim=8", "logger=wandb"]
-    assert train(folder, words, "a") == 1.5
+    train(folder, words, "a")
     assert commands == [[sys.executable, "-P", "-m", "tril.train", *words, f"hydra.run.dir={folder}"]]
-    (folder / "summary.json").unlink()
-    (folder / "checkpoints").mkdir()
-    (folder / "checkpoints/last.ckpt").touch()
+    (folder / last).parent.mkdir()
+    (folder / last).touch()
     train(folder, words, "a")
     assert commands[1][3:] == ["tril.train", f"resume={folder}", "logger=wandb"]
-    (folder / "summary.json").unlink()
-    (folder / "checkpoints/last.ckpt").unlink()
+    (folder / last).unlink()
     train(folder, words, "a")  # without a checkpoint, nothing of it is of use
-    assert commands[2] == commands[0] and not (folder / "checkpoints").exists()
+    assert commands[2] == commands[0] and not (folder / last).parent.exists()
 
 
 def test_the_module_is_started_and_its_last_line_says_why_a_run_failed(tmp_path):
