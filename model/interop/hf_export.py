@@ -95,11 +95,10 @@ def write_hf(folder: Path, lm: LanguageModel) -> str:
 
 def own_config(config: GPTConfig) -> dict[str, Any]:
     """The config.json of a model that no class of `transformers` expresses; other programs know the standard keys."""
-    auto_map = {"AutoConfig": "TrilConfig", "AutoModelForCausalLM": OWN_CLASS}
     return {
         "model_type": OWN,
         "architectures": [OWN_CLASS],
-        "auto_map": {auto: f"{CODE.stem}.{name}" for auto, name in auto_map.items()},
+        "auto_map": {"AutoConfig": "modeling_tril.TrilConfig", "AutoModelForCausalLM": f"modeling_tril.{OWN_CLASS}"},
         "gpt": config.to_dict(),
         "vocab_size": config.vocab_size,
         "max_position_embeddings": config.context_length,
