@@ -207,12 +207,18 @@ def test_the_smallest_detectable_difference_is_found_with_the_stated_power(case,
     assert abs((mean[:, -1] > half[:, -1]).mean() - POWER) < 0.12
 
 
-@pytest.mark.parametrize("paired", [True, False])
-def test_the_seeds_needed_find_the_difference_with_the_stated_power(paired):
-    losses, sizes = sweeps(2, 5, of_seed=0.0)
-    needed = [compare(each, sizes, LEVEL, paired=paired)[0].seeds_needed(1.5, LEVEL) for each in losses[:200]]
-    losses, sizes = sweeps(2, int(np.median(needed)), of_seed=0.0)
-    mean, half = intervals(losses, sizes, LEVEL, paired)
-    assert abs((mean + 1.5 > half).mean() - POWER) < 0.12
-    of_text, sizes = sweeps(2, 3, of_text=1.0)
-    assert compare(of_text[0], sizes, LEVEL, paired=paired)[0].seeds_needed(0.1, LEVEL) is None  # the text hides it
+@pytest.mark.parametrize("effect", [0.05, 0.1, 0.4, 3.0])
+def test_the_seeds_needed_are_the_first_with_the_power_of_a_t_test(effect):
+    differences = np.array([0.1, 0.3, 0.2, 0.6])
+    (found,) = compare(np.stack([np.zeros(4), differences])[..., None], np.ones(1))
+
+    def power(n):
+        return stats.nct.sf(stats.t.isf(0.01, n - 1), n - 1, effect / differences.std(ddof=1) * n**0.5)
+
+    expected = next((n for n in range(2, 1001) if power(n) >= POWER), None)
+    assert found.seeds_needed(effect, 0.02) == expected
+
+
+def test_no_number_of_seeds_finds_a_difference_that_the_text_hides():
+    losses, sizes = sweeps(2, 3, of_text=1.0, of_seed=0.0)
+    assert compare(losses[0], sizes, LEVEL, paired=False)[0].seeds_needed(0.1, LEVEL) is None

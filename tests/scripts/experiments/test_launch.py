@@ -48,14 +48,13 @@ def test_a_wrong_grid_trains_nothing(settings, parts, here):
 
 
 def test_a_grid_plans_the_models_of_init_from(here):
-    for heads in (1, 4):
-        own = ["data.path=text.txt", f"model.n_heads={heads}", f"hydra.run.dir={heads}"]
+    for name in ("1", "4", "4,seed=1"):
+        own = ["data.path=text.txt", f"hydra.run.dir={name}", *f"model.n_heads={name}".split(",")]
         run("train", *merged(BARE, *own), cwd=here).succeeded()
     own = ["data.path=text.txt", "trainer.max_steps=2", "trainer.accelerator=cpu", "optim.schedule.warmup_steps=1"]
-    run("train", "-m", *own, "init_from=1,4", cwd=here).succeeded()
-    planned = launches_of(here)[0]["runs"]
-    assert [each["values"] for each in planned] == [{"init_from": "1"}, {"init_from": "4"}]
-    assert [each["parameters"] for each in planned] == [summary(here / name)["parameters"] for name in "14"]
+    run("train", "-m", *own, "init_from=1,4,'4,seed=1'", cwd=here).succeeded()
+    planned = {each["values"]["init_from"]: each["parameters"] for each in launches_of(here)[0]["runs"]}
+    assert planned == {name: summary(here / name)["parameters"] for name in ("1", "4", "4,seed=1")}
 
 
 def test_a_grid_lists_its_runs_skips_invalid_ones_and_compares(here):
