@@ -131,7 +131,7 @@ def run(own: TrainCommand, composed: Composed, *, one_process: bool = False) -> 
         print(describe(trainer, module, data), flush=True)
         with steps.ending(run, before, in_process=one_process):
             path, settings = checkpoint and checkpoint.path, settings | {"code": code_version()}
-            fit(trainer, module, data, checkpoint=path, settings=settings, sample=shell_command("sample"))
+            fit(trainer, module, data, checkpoint=path, settings=settings, command=shell_command)
     return run
 
 

@@ -2,9 +2,8 @@
 
 import math
 import re
-import shlex
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,14 +49,14 @@ def summarize(
     module: TrainingModule,
     data: TextDataModule,
     *,
-    sample: str,
+    command: Callable[..., str],
     diverged: str | None = None,
     stopped: str | None = None,
 ) -> None:
     """Writes loss.png, then summary.json, which marks the run as finished, and prints the end of the run; on rank 0.
 
     Args:
-        sample: the command that samples, such as "tril sample".
+        command: the name of a script and its settings -> how the user starts it.
         diverged: why the run ended early. Its final losses are NaN, and nothing is printed.
         stopped: why it made fewer steps than planned.
     """
@@ -96,7 +95,7 @@ def summarize(
         "init_from_step": lineage.get("step"),
         "code": code_version(),
         "folder": str(folder),
-        "sample_with": f"{sample} {shlex.quote(f'ckpt={folder}')}",
+        "sample_with": command("sample", f"ckpt={folder}"),
     }
     shape = f"({model.config.n_layers} layers, dim {model.config.dim}), {meta['kind']}"
     title = f"{model.n_parameters():,} parameters {shape}\nrun {'/'.join(folder.absolute().parts[-2:])}"
@@ -104,15 +103,13 @@ def summarize(
     write_json(folder / SUMMARY, summary)
     if diverged is None:
         is_latest = any(folder.absolute().is_relative_to(Path(root).absolute()) for root in ROOTS)
-        print(f"\n{show(summary, f'{sample} ckpt=latest' if is_latest else summary['sample_with'])}", flush=True)
+        ckpt = f"ckpt={'latest' if is_latest else folder}"
+        commands = [command(script, ckpt) for script in ("sample", "heads", "play")]
+        print(f"\n{show(summary, commands)}", flush=True)
 
 
-def show(summary: Mapping[str, Any], sample: str) -> str:
-    """The lines at the end of a run: losses, time, what was unusual, the folder, and the command that comes next.
-
-    Args:
-        sample: samples from the run; a prompt is added.
-    """
+def show(summary: Mapping[str, Any], commands: Sequence[str]) -> str:
+    """The lines at the end of a run: losses, time, what was unusual, the folder, and the commands that come next."""
     steps, seconds = summary["steps"], summary["train_seconds"]
     losses = figures(summary, "final_val_")
     if summary["best_step"] != steps:
@@ -128,7 +125,7 @@ def show(summary: Mapping[str, Any], sample: str) -> str:
         "init from": summary["init_from"],
         "stopped": summary["stopped_early"],
         "folder": f"{summary['folder']}: summary.json has all figures, loss.png the curve",
-        "next": f'{sample} prompt="..."',
+        "next": f"\n{' ' * 14}".join(commands),
     }
     return "\n".join(f"  {name:<10}  {text}" for name, text in lines.items() if text is not None)
 

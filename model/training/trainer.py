@@ -3,7 +3,7 @@
 import logging
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -112,13 +112,13 @@ def fit(
     *,
     checkpoint: Path | None,
     settings: dict[str, Any],
-    sample: str,
+    command: Callable[..., str],
 ) -> None:
     """Trains from a checkpoint or from the start, validates at the end, and writes the summary.
 
     Args:
         settings: of the run, for the loggers.
-        sample: the command that samples, such as "tril sample".
+        command: the name of a script and its settings -> how the user starts it, such as "tril sample ckpt=latest".
 
     Raises:
         RunRefused: the model sees the future, or a logger or a callback refuses its settings.
@@ -137,14 +137,14 @@ def fit(
         last = Metrics.of(trainer).last("val/loss")
         if last is None or last["step"] != trainer.global_step:  # no step was left
             trainer.validate(module, data, verbose=False)
-        summarize(trainer, module, data, sample=sample, stopped=stop_reason(trainer))
+        summarize(trainer, module, data, command=command, stopped=stop_reason(trainer))
     except SystemExit as ended:
         if isinstance(ended.__context__, KeyboardInterrupt):  # Lightning exits with 1 after a second Ctrl-C
             raise KeyboardInterrupt from None
         raise
     except Exception as error:  # not a stop by a signal, which an upload must not delay
         if isinstance(error, NonFiniteError):
-            summarize(trainer, module, data, sample=sample, diverged=str(error))
+            summarize(trainer, module, data, command=command, diverged=str(error))
         _finish_loggers(trainer, failed=True)
         if isinstance(error, MemoryError | torch.OutOfMemoryError) or MEMORY.search(str(error)):
             sizes = f"data.batch_size={data.batch_size}, model.context_length={data.context_length}"
