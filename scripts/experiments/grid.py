@@ -172,7 +172,8 @@ def check_text(run: PlannedRun) -> None:
 
 def name_runs(runs: Sequence[PlannedRun]) -> list[str]:
     """Sets the values of each run; returns the swept keys, those in whose text the runs differ, without the seed."""
-    texts = [dict(argument.lstrip("+").partition("=")[::2] for argument in run.arguments) for run in runs]
+    words = [[argument.lstrip("+").partition("=") for argument in run.arguments] for run in runs]
+    texts = [{key: text for key, _, text in each} for each in words]
     keys = dict.fromkeys(key for text in texts for key in text if key != "seed")
     swept = [key for key in keys if len({text.get(key) for text in texts}) > 1]
     for run, text in zip(runs, texts, strict=True):
