@@ -1,7 +1,7 @@
 """What the heads of a trained model do, and how the loss changes without them:  python scripts/heads.py ckpt=latest
 
 Removes every head alone and then one after another, scores what each attends to, and draws the attention maps of a
-text. The table goes to stdout, tables, figures and the page attention.html to a folder.
+text. The table goes to stdout; tables, the picture heads.png, the page attention.html and heads.json go to a folder.
 
 All of that describes one trained model. For a configuration, name a sweep with several seeds:  python scripts/heads.py
 dir=multirun/NAME  removes the heads of each run and averages over seeds what is comparable.
@@ -45,7 +45,9 @@ class HeadsCommand:
 @command("heads", HeadsCommand)
 def main(settings: HeadsCommand, composed: Composed) -> None:
     with user_errors():  # before torch, which takes a second to import
-        if settings.dir is not None and (of_one := [key for key in ("ckpt", "prompt") if key in composed.given]):
+        if settings.dir is not None and (
+            of_one := [key for key in ("ckpt", "prompt", "seed") if key in composed.given]
+        ):
             given = f"{of_one[0]}={composed.given[of_one[0]]}"
             raise ValueError(f"{given} is for one model, dir={settings.dir} for all of a sweep; give one of them")
         path = find_checkpoint(settings.ckpt) if settings.dir is None else find_sweep(settings.dir)

@@ -1,8 +1,9 @@
 """Judges a change:  python scripts/referee.py baseline="KEY=VALUE ..." candidate="KEY=VALUE ..." budget=60m
 
 Trains a sweep of both, first with three seeds and then with one more at a time, until its report has a verdict or the
-budget is spent. The exit status is 0 (better), 1 (worse or equal), 3 (undecided) or 2 (wrong input). The same command
-continues, in the folder below multirun/ that `train.py -m` has for the keys in which the two differ.
+budget is spent. The exit status is 0 (better), 1 (worse or equal), 3 (undecided) or 2 (wrong input, or a failed run).
+If one of both diverges, it is the worse one. The same command continues, in the folder below multirun/ that
+`train.py -m` has for the keys in which the two differ.
 """
 
 from tril.scripts.cli import interrupt
@@ -59,13 +60,14 @@ def arm(words: list[str]) -> list[str]:
 def main(own: RefereeCommand, composed: Composed) -> None:
     from tril.scripts.experiments import grid, launch, report, run_process, sweep
 
-    began, status = time.monotonic(), report.UNDECIDED
+    began, per_seed, status, diverged = time.monotonic(), 0.0, report.UNDECIDED, False
     with user_errors():
         arms = [arm(shlex.split(f"{own.common} {text}")) for text in (own.baseline, own.candidate)]
         if {*arms[0]} == {*arms[1]}:
             raise ValueError("candidate and baseline have the same settings; set what the candidate changes")
         for n in range(FIRST_SEEDS, own.max_seeds + 1):
-            seeds = range(own.seed, own.seed + n)[0 if n == FIRST_SEEDS else -1 :]
+            look = time.monotonic()
+            seeds = range(own.seed, own.seed + n) if n == FIRST_SEEDS else [own.seed + n - 1]
             runs, swept = grid.plan([[*words, f"seed={seed}"] for seed in seeds for words in arms])
             settings = compose("train", [word for word in arms[0] if key_of(word) not in swept]).settings
             folder = launch.record_launch(runs, swept, settings, runs[0].values, script="referee")
@@ -73,15 +75,18 @@ def main(own: RefereeCommand, composed: Composed) -> None:
                 run_process.train(folder / run.folder, run.arguments, run.folder)
                 if (state := sweep.state_of(folder / run.folder)) != "finished":
                     raise ValueError(f"{folder / run.folder} is {state}; mend the cause, and start the same command")
-            found = report.read_report(folder, sweep.label_of(runs[0].values), own.margin)
+            labels = [sweep.label_of(run.values) for run in runs[:2]]
+            found = report.read_report(folder, labels[0], own.margin, candidate=labels[1])
             if not found.losses.comparable:
                 raise ValueError(found.answer())
             print(f"{found.answer()} {folder / found.write(folder)[0]}", flush=True)
-            status = found.status(sweep.label_of(runs[1].values))
-            if status != report.UNDECIDED or (time.monotonic() - began) * (n + 1) / n > own.budget:
+            status, now = found.status(labels[1]), time.monotonic()
+            per_seed = max(per_seed, (now - look) / len(seeds))
+            diverged = any(run.diverged for run in found.sweep.runs)  # which more seeds do not change
+            if status != report.UNDECIDED or diverged or now - began + per_seed > own.budget:
                 break
     if status == report.UNDECIDED:
-        print("undecided: budget or max_seeds is spent", flush=True)
+        print(f"undecided: {'both diverged' if diverged else 'budget or max_seeds is spent'}", flush=True)
     sys.exit(status)
 
 

@@ -24,9 +24,9 @@ from tril.model.causality.variants import OWN, Variant, module_variants
 
 ODD_LENGTH = 37  # not a multiple of any block size
 LENGTHS = (8, 64, 2, 16, 32, 65, 128, 24, 3, 1)  # lengths of all states after the full context, while there is time
-EVERY_LENGTH = 64  # up to here a text is cut off at every length, whatever the budget
+EVERY_LENGTH = 64  # below, a text is cut off at every length, whatever the budget
 FIRST_LENGTH, MAX_PASS_SECONDS, MAX_OUTPUTS = 256, 20.0, 1 << 28  # longer texts are tested while a pass allows them
-FOR_MORE = 0.6  # of the time that is left; the rest is for many calls
+FOR_MORE, LEAST_SECONDS = 0.6, 2.0  # of the time that is left; the rest is for many calls, and at least this
 CALLS = 600  # after which the model is tested again: a mask may come off later
 OWN_ROWS, ROWS, MANY_ROWS, QUERIES = 16, 4, 256, 8  # texts at a length, and outputs with gradients
 MAX_PAIRS = 1 << 20  # of ids
@@ -87,8 +87,10 @@ def certify(
         device=device,
         name=name,
     )
-    if tokens is not None and (tokens.dim() != 1 or not 0 <= tokens.min() <= tokens.max() < subject.vocab_size):
-        raise ValueError(f"tokens must be ids (N,) from 0 to below vocab_size={subject.vocab_size}")
+    if tokens is not None:
+        tokens = tokens.cpu().long()
+        if tokens.dim() != 1 or not len(tokens) or not 0 <= tokens.min() <= tokens.max() < subject.vocab_size:
+            raise ValueError(f"tokens must be ids (N,), N > 0, from 0 to below vocab_size={subject.vocab_size}")
     if not budget_seconds >= 0:
         raise ValueError(f"budget_seconds={budget_seconds} must be at least 0")
     return certify_model(subject, module_variants(subject), budget_seconds, tokens=tokens)
@@ -249,7 +251,7 @@ def certify_model(
             certificate.judge(state, state.future(model.context_length, ROWS))
             certificate.note(f"all {model.vocab_size:,} logits were tested with {OWN.name}, {some.n_logits} otherwise")
             model = some
-        fresh, states, rest = model.changed() if model.module else None, [], []
+        fresh, states, rest = None if model.module is None else model.changed(), [], []
         for variant in (OWN, *variants):
             if variant.rest:
                 rest.append(variant)
@@ -259,8 +261,8 @@ def certify_model(
                 states.append(state)
                 check_always(certificate, state, variant)
         started = time.perf_counter()
-        left = FOR_MORE * max(0.0, seconds - (started - began))
-        in_time = lambda share: time.perf_counter() - started < share * left  # noqa: E731
+        left = max(0.0, seconds - (started - began))
+        in_time = lambda share: time.perf_counter() - started < share * FOR_MORE * left  # noqa: E731
         for share, state, claims in more_claims(certificate, states, rest, in_time):
             certificate.judge(state, claims, lambda share=share: in_time(share))
         if fresh is None:
@@ -268,7 +270,7 @@ def certify_model(
             if model.sees_all:
                 certificate.add(result)
         else:
-            check_after_calls(certificate, states[0], fresh, (1 - FOR_MORE) / 2 * seconds)
+            check_after_calls(certificate, states[0], fresh, (1 - FOR_MORE) / 2 * max(left, LEAST_SECONDS))
     return certificate
 
 
@@ -319,8 +321,8 @@ def same_outputs(own: Model, random: Model) -> bool:
     if own.module is None or not any(p.requires_grad for p in own.module.parameters()):
         return False
     ids = (torch.arange(own.context_length)[None] % own.vocab_size).repeat(own.batch_size or 2, 1)
-    outputs = own(ids).double()
-    change = largest_change(outputs, random(ids).to(own.device).double()).max()
+    outputs = own(ids).cpu().double()  # MPS has no float64
+    change = largest_change(outputs, random(ids).cpu().double()).max()
     return not change > 1e-9 * outputs[outputs.isfinite()].abs().max()
 
 
@@ -375,12 +377,12 @@ def more_claims(
         if in_time(0.5) and (state := begin(certificate, variant, own.model, own.texts)) is not None:
             yield 0.5, state, state.future(state.model.context_length, ROWS)
     for queries in torch.tensor(order).split(OWN_ROWS):  # a leak may be at a single position
-        for state in states:
+        for state in states if in_time(0.75) else ():
             length = state.model.context_length
             yield 0.75, state, state.replaced(queries[queries < length], length)
     for length in dict.fromkeys((*LENGTHS, *order)):
         for state in states if length in LENGTHS else [own]:
-            if 1 <= length < state.model.context_length:
+            if in_time(0.9) and 1 <= length < state.model.context_length:
                 yield 0.9, state, state.future(length, OWN_ROWS if state is own else ROWS)
     yield 0.95, own, own.many(MANY_ROWS, min(8, longest))
     if own.model.vocab_size**2 <= MAX_PAIRS:

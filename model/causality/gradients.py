@@ -15,7 +15,7 @@ from tril.model.causality.claims import Result, first_true
 from tril.model.causality.model import Model, tensors_in
 from tril.model.causality.state import State, positions_in_order
 
-ROUNDING64 = 1e-10  # of the largest gradient in float64
+ROUNDING, ROUNDING64 = 1e-5, 1e-10  # of the largest gradient, in float32 and in float64
 
 
 class Gradients(NamedTuple):
@@ -25,11 +25,13 @@ class Gradients(NamedTuple):
         queries: (n,) positions of the outputs.
         size: (n, T), the largest gradient of each output with respect to each input's embedding.
         bound: rounding.
+        undecided: why a gradient below the bound may be a leak; "": it is none.
     """
 
     queries: Tensor
     size: Tensor
     bound: float
+    undecided: str = ""
 
 
 def measure_gradients(state: State, length: int, n_queries: int) -> Gradients | None:
@@ -41,10 +43,13 @@ def measure_gradients(state: State, length: int, n_queries: int) -> Gradients | 
         return None
     if not model.exact and size[~model.visible(length)[queries]].any():
         # A Fourier transform or a subtracted maximum has gradients of rounding size, which float64 tells apart.
-        model = state.twin[0] or model
-        precise = gradients(model, ids, queries)
-        size = size if precise is None else precise
-        bound = ROUNDING64 * size.max().item() if model.precision == "64-true" else 0.0
+        twin, reason = (model, "") if model.precision == "64-true" else state.twin
+        if twin is None or (precise := gradients(twin, ids, queries)) is None:
+            says = (
+                f"inputs that an output does not see have gradients, which may be rounding: no float64 twin ({reason})"
+            )
+            return Gradients(queries, size, ROUNDING * size.max().item(), says)
+        size, bound = precise, ROUNDING64 * precise.max().item()
     return Gradients(queries, size, bound)
 
 
@@ -57,7 +62,8 @@ def check_hidden(state: State, found: Gradients) -> Result:
     if first := first_true(hidden & ~(found.size <= found.bound)):
         leak: dict[str, Any] = {"query": int(found.queries[first[0]]), "key": first[1]}
         where = f"output {leak['query']} has a gradient with respect to input {leak['key']}"
-    return Result("gradient", state.name, length, worst, found.bound, int(hidden.sum()), where, **leak)
+    undecided = found.undecided if worst > 0 else ""
+    return Result("gradient", state.name, length, worst, found.bound, int(hidden.sum()), where, undecided, **leak)
 
 
 def check_seen(state: State, length: int, found: Gradients | None) -> tuple[Result, str]:

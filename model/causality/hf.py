@@ -39,7 +39,8 @@ def hf_model(name: str, *, device: str = "cpu") -> Model:
     )
     note = f"no text is longer than {MAX_LENGTH} tokens" if min(sizes, default=MAX_LENGTH + 1) > MAX_LENGTH else ""
     visible = functools.partial(visible_by_windows, windows=windows(config))
-    return replace(subject, visible=visible, twin=eager_experts, note=note)
+    notes = "; ".join(filter(None, (subject.note, note)))
+    return replace(subject, visible=visible, twin=eager_experts, note=notes)
 
 
 def eager_experts(model: Any) -> Any:

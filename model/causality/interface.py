@@ -101,7 +101,9 @@ class Interface:
         function: Any = model.function
         after: list[inspect.Parameter] = []
         with contextlib.suppress(TypeError, ValueError):  # a builtin has no signature
-            after = list(inspect.signature(function.forward if model.module else function).parameters.values())[1:]
+            after = list(inspect.signature(function if model.module is None else function.forward).parameters.values())[
+                1:
+            ]
         self.name, self.vocab_size, self.is_module = model.name, model.vocab_size, model.module is not None
         self.names = [p.name for p in after if p.name not in arguments]
         self.cache = next((n for n in self.names if CACHE.search(n) and not n.startswith(("use", "out"))), "")
@@ -111,7 +113,8 @@ class Interface:
         if "use_cache" in self.names:
             self.needs["use_cache"] = lambda ids: False
         self.needs |= {name: lambda ids, value=value: value for name, value in arguments.items()}
-        tables = [m for name, m in model.module.named_modules() if "position_embedding" in name] if model.module else []
+        modules = [] if model.module is None else model.module.named_modules()
+        tables = [m for name, m in modules if "position_embedding" in name]
         # Position embeddings that keep their first rows for padding, as in RoBERTa
         paddings = [i for table in tables if isinstance(i := getattr(table, "padding_idx", None), int)]
         self.first_position = max((i + 1 for i in paddings), default=0)

@@ -172,18 +172,19 @@ def check_sum(model: Model, targets: Tensor, variant: str) -> Result:
     Args:
         model: see `model_of_targets`.
     """
+    targets = targets.cpu()  # MPS has no float64
     ids, counted = torch.arange(model.vocab_size), targets >= 0
     if model.vocab_size > MAX_SUMMED:
         others = torch.randperm(model.vocab_size, generator=torch.Generator().manual_seed(0))
-        ids = torch.cat([targets[counted].cpu().unique(), others]).unique_consecutive()[:MAX_SUMMED].unique()
-    total, ignored = torch.zeros(targets.shape, dtype=torch.float64, device=targets.device), 0
+        ids = torch.cat([targets[counted].unique(), others]).unique_consecutive()[:MAX_SUMMED].unique()
+    total, ignored, is_low = torch.zeros(targets.shape, dtype=torch.float64), 0, True
     for token in ids.tolist():
-        losses = model(torch.full_like(targets, token))[..., 0].double()
+        losses = model(torch.full_like(targets, token))[..., 0].cpu().double()
         if not losses[counted].any() and not ignored:  # one token may be ignored, such as one for padding
             ignored = 1
         else:
             total += (-losses).exp()
-    is_low = any(torch.equal(losses, losses.to(dtype).double()) for dtype in (torch.bfloat16, torch.float16))
+            is_low &= any(torch.equal(losses, losses.to(dtype).double()) for dtype in (torch.bfloat16, torch.float16))
     what = f"the probabilities exp(-loss) of {len(ids)} tokens at {{position}} add up to 1 + {{size:.4f}}"
     what += ": the loss depends on its own target"
     return targets_result(total - 1, LOW_PRECISION_ROUNDING if is_low else SUM_ROUNDING, targets, variant, what)
@@ -195,8 +196,9 @@ def check_logits(model: Model, targets: Tensor, logits: Tensor, variant: str) ->
     Args:
         model: see `model_of_targets`.
     """
-    expected = nn.functional.cross_entropy(logits.double().mT, targets.clamp(min=0), reduction="none")
-    size = (model(targets)[..., 0].double() - expected).abs()
+    losses, targets = model(targets)[..., 0].cpu().double(), targets.cpu()  # MPS has no float64
+    expected = nn.functional.cross_entropy(logits.cpu().double().mT, targets.clamp(min=0), reduction="none")
+    size = (losses - expected).abs()
     what = "the loss at {position} differs by {size:.2g} nats from -ln softmax of the logits of its inputs"
     return targets_result(size, SUM_ROUNDING * expected.max().item(), targets, variant, what)
 

@@ -21,7 +21,7 @@ Way = Callable[["Model", Tensor], Tensor]
 AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 LOWER = (torch.float32, torch.bfloat16, torch.float16)
 FIRST_SEED = 1  # of the random numbers of a pass
-SOME_LOGITS = 512  # that a pass computes of a large vocabulary, see `SomeLogits`
+SOME_LOGITS = 509  # that a pass computes of a large vocabulary, see `SomeLogits`; a prime, which no usual width is
 
 
 class ModelError(ValueError):

@@ -29,7 +29,8 @@ from tril.model.masks import document_options
 ROWS, QUERIES = 8, 2
 MAX_FLOPS = 2e10  # of a pass; decoding with a larger model would take a minute
 MAX_STEPS = 64  # a longer context is decoded in few chunks
-BACKWARD_TOKENS, GRADIENT_ROUNDING = 64, 1e-2  # of the largest gradient; matrix products on CUDA may round to TF32
+BACKWARD_TOKENS = 64
+GRADIENT_ROUNDING, LOW_ROUNDING = 1e-2, 0.1  # of the largest gradient, where CUDA may round to TF32, and in bf16
 MAX_BATCHES = 4  # of each part of the text, whose targets are looked for among their inputs
 
 Windows = Callable[[Tensor], dict[str, Iterable[Batch]]]  # tokens (N,) -> batches of one epoch, by part of the text
@@ -58,7 +59,12 @@ class Step:
         """Not compiled: a compiled loss in bf16 rounds more than a small leak."""
         return self.gpt.nll(inputs, targets, **document_options(inputs, self.document_eot))
 
-    def model(self, precision: str = "32-true") -> Model:
+    @property
+    def weights_precision(self) -> str:
+        """Of the model without autocast."""
+        return self.precision if self.precision.endswith("-true") else "32-true"
+
+    def model(self, precision: str) -> Model:
         """The model; of a large vocabulary with some of its logits, since the losses depend on all of them."""
         config, device = self.gpt.config, self.gpt.embed.weight.device
         sizes = (config.vocab_size, config.context_length, visible_by_windows)
@@ -73,7 +79,7 @@ class Step:
 def check_step(certificate: Certificate, step: Step) -> None:
     """All checks of the short certificate but that of the windows."""
     check_weights(certificate, step, ROWS, 0)
-    check_float32(certificate, step)
+    check_plain(certificate, step)
 
 
 def check_weights(certificate: Certificate, step: Step, rows: int, seed: int) -> None:
@@ -104,13 +110,14 @@ def check_weights(certificate: Certificate, step: Step, rows: int, seed: int) ->
         certificate.judge(state, state.future(length, max(rows, windows)))
 
 
-def check_float32(certificate: Certificate, step: Step) -> None:
+def check_plain(certificate: Certificate, step: Step) -> None:
     """The losses of training and validation are those of the logits, which do not know the targets.
 
     Decoding, other lengths and packed documents give the outputs of a full pass.
     """
     gpt, length = step.gpt.eval(), step.gpt.config.context_length
-    state = step.state(step.model(), "model precision=32-true", 0, repeat=False)
+    precision = step.weights_precision
+    state = step.state(step.model(precision), f"model precision={precision}", 0, repeat=False)
     targets = torch.randint(gpt.config.vocab_size, state.ids.shape, generator=state.generator)
     ids, targets = state.ids.to(state.model.device), targets.to(state.model.device)
     options = document_options(ids, step.document_eot)
@@ -126,10 +133,11 @@ def check_float32(certificate: Certificate, step: Step) -> None:
         names += [] if step.document_eot is None else ["a document behind another one"]
         certificate.judge(state, state.computed(ids, [name for name in names if name in state.model.ways]))
         certificate.judge(state, state.cut(ids, [n for n in (length * share // 8 for share in (7, 4, 2, 1)) if n]))
-        check_backward(certificate, gpt, ids[:1, :BACKWARD_TOKENS], targets[:1, :BACKWARD_TOKENS])
+        bound = LOW_ROUNDING if state.model.is_low else GRADIENT_ROUNDING
+        check_backward(certificate, gpt, ids[:1, :BACKWARD_TOKENS], targets[:1, :BACKWARD_TOKENS], bound)
 
 
-def check_backward(certificate: Certificate, gpt: GPT, ids: Tensor, targets: Tensor) -> None:
+def check_backward(certificate: Certificate, gpt: GPT, ids: Tensor, targets: Tensor, bound: float) -> None:
     """The gradients of a loss are those of the explicit backend in float64 on the CPU.
 
     Kernels of other backends and devices may compute something else without an error, in the backward pass alone.
@@ -143,8 +151,8 @@ def check_backward(certificate: Certificate, gpt: GPT, ids: Tensor, targets: Ten
     names = [name for name, _ in gpt.named_parameters()]
     sizes = [(a.cpu().double() - b).norm().item() / scale for a, b in zip(found, expected, strict=True)]
     worst = max(range(len(sizes)), key=sizes.__getitem__)
-    where = f"the gradient of {names[worst]} differs: {REFERENCE}" if not sizes[worst] <= GRADIENT_ROUNDING else ""
-    result = Result("equal", "gradients of the loss", ids.shape[1], sizes[worst], GRADIENT_ROUNDING, len(sizes), where)
+    where = f"the gradient of {names[worst]} differs: {REFERENCE}" if not sizes[worst] <= bound else ""
+    result = Result("equal", "gradients of the loss", ids.shape[1], sizes[worst], bound, len(sizes), where)
     certificate.add(result)
 
 

@@ -109,12 +109,12 @@ def in_words(heads: Sequence[Mapping[str, Any]], uniform: Mapping[str, float]) -
                 score = f"{'induction ' if name == 'induction' else ''}{row[name]:.2f}"
                 sentences.append(f"{row['head']} {does} ({score}{effect}).")
     if not sentences:
-        sentences.append(f"No head does mostly one thing: no weight of the scores below is {HIGH} or more.")
-    most = max(heads, key=lambda row: row["change"])
-    if most["verdict"] == WORSE:
+        sentences.append("No head does mostly one thing.")
+    if needed := [row for row in heads if row["verdict"] == WORSE]:
+        most = max(needed, key=lambda row: row["change"])
         sentences.append(f"The loss rises most without {most['head']}: by {most['change']:.2f} nats per token.")
     else:
-        sentences.append("Without any single head, the loss is not distinguishable from the loss of the whole model.")
+        sentences.append("Without any single head, the loss does not rise measurably.")
     return " ".join(sentences)
 
 

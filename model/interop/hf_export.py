@@ -1,4 +1,4 @@
-"""Writes any model as a folder of `transformers`, which computes the same with it before the folder gets its name.
+"""Writes any model as a folder of `transformers`. The folder gets its name after `transformers` has computed the same.
 
 GPT-2, Llama and Qwen3 need no code of Tril. Any other model gets `modeling_tril.py`, which imports it.
 """
@@ -131,8 +131,11 @@ def check_equal(folder: Path, lm: LanguageModel) -> None:
     ids = torch.randint(lm.n_ids, (2, length), generator=generator)  # (B, T)
     ours = lm.model(ids)  # (B, T, V)
     error = (ours - model(ids).logits).abs().max().item()
-    if not error <= max(LIMIT, RELATIVE_LIMIT * ours.abs().max().item()):  # a NaN fails as well
-        raise ValueError(f"not exported: the logits of transformers differ by {error:.3g}, and the limit is {LIMIT:g}")
+    limit = max(LIMIT, RELATIVE_LIMIT * ours.abs().max().item())
+    if not error <= limit:  # a NaN fails as well
+        raise ValueError(
+            f"not exported: the logits of transformers differ by {error:.3g}, and the limit is {limit:.3g}"
+        )
     text = lm.tokenizer.decode(torch.randperm(lm.n_ids, generator=generator).tolist(), skip_special_tokens=False)
     if tokenizer(text, add_special_tokens=False).input_ids != lm.tokenizer.encode(text, add_special_tokens=False).ids:
         raise ValueError("not exported: the tokenizer of transformers gives other ids for the same text")

@@ -17,7 +17,7 @@ def run_tasks(checkpoint: Checkpoint, settings: EvaluateConfig, device: str) -> 
     """The results of the tasks as plain values, and the tables of lm_eval; as `lm_eval --model hf` computes them.
 
     Raises:
-        ValueError: lm_eval is not installed, or has no such task.
+        ValueError: lm_eval is not installed, or has no such task; or as `export_hf`.
         OSError: there is no folder `include_path`.
     """
     try:

@@ -16,7 +16,7 @@ from hydra.core.override_parser.types import Override
 
 from tril.data.settings import flatten
 from tril.model.formats import plain_table
-from tril.scripts.cli.app import compose
+from tril.scripts.cli.app import Composed, compose
 from tril.scripts.cli.config import RunConfig
 from tril.scripts.cli.errors import UserError, message_of
 from tril.scripts.cli.init_from import take_over
@@ -33,12 +33,14 @@ class PlannedRun:
     Attributes:
         arguments: of train.py, key=value each.
         settings: nested plain values, and the same checked, once `check_settings` has set them.
+        choices: the option of each config group, likewise.
         values: of the swept keys, once `name_runs` has set them.
         sizes: parameters and FLOPs per token, once `check_text` has set them.
     """
 
     arguments: list[str]
     settings: Mapping[str, Any] = field(default_factory=dict)
+    choices: Mapping[str, str | None] = field(default_factory=dict)
     config: RunConfig = field(init=False)
     values: dict[str, object] = field(default_factory=dict)
     sizes: dict[str, float] = field(default_factory=dict)
@@ -95,32 +97,32 @@ def plan(combinations: Sequence[list[str]], *, skip_invalid: bool | None = None)
     Raises:
         UserError: see `keep_valid`.
     """
-    composed: dict[tuple[str, ...], dict[str, Any]] = {}  # without the seed, since Hydra takes tenths of a second
+    composed: dict[tuple[str, ...], Composed] = {}  # without the seed, since Hydra takes tenths of a second
     first: dict[str, PlannedRun] = {}  # by all that decides the results
 
     def check_settings(run: PlannedRun) -> None:
         others = tuple(text for text in run.arguments if not text.startswith("seed="))
         if others not in composed:
-            composed[others] = settings_of(others)
-        seeds = [("seed", yaml.safe_load(x[5:])) for x in run.arguments if x not in others]
-        run.settings = composed[others] | dict(seeds)
+            composed[others] = compose_run(others)
+        seeds = [("seed", yaml.safe_load(x.removeprefix("seed="))) for x in run.arguments if x not in others]
+        run.settings, run.choices = composed[others].settings | dict(seeds), composed[others].choices
         config = RunConfig.of(run.settings)
         run.config = replace(config, hardware=choose_hardware(config))
         results = json.dumps([config.canonical(), run.settings["init_from"]], sort_keys=True)
         if (same := first.setdefault(results, run)) is not run:
             differing = " ".join(text for text in same.arguments if text not in run.arguments)
-            raise ValueError(f"the same run as {differing or 'without'}: the difference has no effect")
+            raise ValueError(f"the same run as {differing or 'without it'}; the difference has no effect")
 
     runs = keep_valid([PlannedRun(each) for each in combinations], check_settings, skip_invalid=skip_invalid)
     swept = name_runs(runs)
     return keep_valid(runs, check_text, skip_invalid=skip_invalid), swept
 
 
-def settings_of(arguments: Sequence[str]) -> dict[str, Any]:
-    """The settings of a run as nested plain values, with the model and the tokenizer of `init_from`."""
+def compose_run(arguments: Sequence[str]) -> Composed:
+    """The settings of a run, with the model and the tokenizer of `init_from`."""
     composed = compose("train", arguments)
     source = composed.settings["init_from"]
-    return composed.settings if source is None else take_over(source, composed)[0]
+    return composed if source is None else replace(composed, settings=take_over(source, composed)[0])
 
 
 def keep_valid(
@@ -177,7 +179,7 @@ def name_runs(runs: Sequence[PlannedRun]) -> list[str]:
     keys = dict.fromkeys(key for text in texts for key in text if key != "seed")
     swept = [key for key in keys if len({text.get(key) for text in texts}) > 1]
     for run, text in zip(runs, texts, strict=True):
-        run.values = {key: value_of(run.settings, key, text.get(key)) for key in swept}
+        run.values = {key: value_of(run.settings, key, text.get(key, run.choices.get(key))) for key in swept}
     return swept
 
 

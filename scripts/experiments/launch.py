@@ -53,6 +53,9 @@ def run_grid(words: Sequence[str]) -> None:
     of_runs = [text for each in parsed if not (text := str(each.input_line)).startswith("sweep.")]
     combinations = grid.expand([*of_ablation, *of_runs])
     runs, swept = grid.plan(combinations, skip_invalid=bool(base.settings["sweep"]["skip_invalid"]))
+    # A key of which one value is left is not swept, and all runs have it.
+    shared = [text for text in runs[0].arguments if all(text in run.arguments for run in runs)]
+    base = compose("train", shared)
     baseline = {key: grid.value_of(base.settings, key, base.choices.get(key)) for key in swept}
     with user_errors():
         chosen = str(of_hydra[FOLDER].value()) if FOLDER in of_hydra else None

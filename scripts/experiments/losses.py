@@ -11,7 +11,7 @@ from tril.model.intervals import MIN_DOCUMENTS, Interval, block_starts
 from tril.scripts.experiments.sweep import RUNNING, Run, Sweep, text_of
 
 NATS, BITS = "nats per token", "bits per byte"
-UNFINISHED = "unfinished"  # the verdict while runs are missing: a verdict now would be another look
+UNFINISHED = "unfinished"  # while runs are missing: a verdict before all have ended would be an uncounted test
 FIRST_ALPHA, LATER_ALPHA = 0.04, 0.01  # levels of the first launch and of all later ones together, 0.05
 SAME_BYTES = 1e-6  # relative: rounding of bytes per token
 # Settings of the data that leave the validation text as it is; the tokenizer and the budget change the fingerprint.
@@ -29,7 +29,7 @@ class Losses:
         unit: NATS, or BITS if the tokenizer differs between runs, and the text is compared as a whole.
         documents: what is compared, such as "66 documents" or "the whole text".
         comparable: all runs are validated on one text.
-        paired: all runs have as many parameters, so those of one seed begin with equal values.
+        paired: all runs have as many parameters: most of those of one seed begin with equal values.
     """
 
     losses: np.ndarray

@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -77,8 +78,8 @@ class Report:
         if (variant := self.sweep.find("candidate", candidate)) is self.sweep.baseline:
             raise ValueError(f"candidate={candidate} is the baseline; name another variant, or another baseline")
         each = self.comparisons.get(variant.label)
-        if each is not None and each.difference.mean == math.inf:  # the candidate alone diverged
-            return STATUS[WORSE]
+        if each is not None and math.isinf(each.difference.mean):  # one of both diverged
+            return STATUS[WORSE if each.difference.mean > 0 else BETTER]
         return UNDECIDED if each is None else STATUS.get(each.verdict, UNDECIDED)
 
     def text(self, pictures: Mapping[str, Picture]) -> str:
@@ -114,7 +115,8 @@ class Report:
         base, total = self.sweep.baseline, len(self.sweep.runs)
         left = sum(run.state != "finished" for run in self.sweep.runs)
         has = "has" if left == 1 else "have"
-        missing = f" {left} of {total} runs {has} not finished; the command of the sweep continues." if left else ""
+        continues = "; the command of the sweep continues" if self.sweep.launches else ""
+        missing = f" {left} of {total} runs {has} not finished{continues}." if left else ""
         if not base.finished:
             subject = "No run" if left == total else f"No run of the baseline {base.label}"
             return f"{subject} has finished, so there is nothing to compare yet.{missing}"
@@ -189,14 +191,23 @@ class Report:
 
 
 def read_report(
-    folder: Path, baseline: str | None = None, margin: float | None = None, tune: str | None = None
+    folder: Path,
+    baseline: str | None = None,
+    margin: float | None = None,
+    tune: str | None = None,
+    candidate: str | None = None,
 ) -> Report:
     """The report of the folder of a sweep, or of several runs; for the other arguments see `read_sweep` and `Report`.
+
+    Args:
+        candidate: the only variant that is compared with the baseline, see `Sweep.find`; None: all are.
 
     Raises:
         ValueError: as `read_sweep` and `tuned`.
     """
     sweep, tuning = read_sweep(folder, baseline), None
+    if candidate is not None:
+        sweep = replace(sweep, variants=(sweep.baseline, sweep.find("candidate", candidate)))
     losses = losses_of(sweep)
     if tune is not None:
         sweep, losses, tuning = tuned(sweep, losses, tune)

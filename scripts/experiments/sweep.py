@@ -61,7 +61,11 @@ class Run:
     @property
     def message(self) -> str:
         """The error of a failed run."""
-        return json.loads((self.folder / FAILURE).read_text("utf-8"))["message"] if self.state == "failed" else ""
+        path = self.folder / FAILURE
+        try:
+            return json.loads(path.read_text("utf-8"))["message"] if self.state == "failed" else ""
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path} is damaged ({error}); remove it") from error
 
     @property
     def diverged(self) -> bool:

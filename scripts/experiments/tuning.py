@@ -60,7 +60,7 @@ def tuned(sweep: Sweep, losses: Losses, key: str) -> tuple[Sweep, Losses, Tuning
         best.append(members[chosen])
         label = variants[members[chosen]].label
         found[label] = dict(zip(map(text_of, values), means.tolist(), strict=True))
-        numbers = [x for x in values if isinstance(x, int | float)]
+        numbers = [x for x in values if isinstance(x, int | float) and not isinstance(x, bool)]
         if len(numbers) == len(values) and values[chosen] in (min(numbers), max(numbers)):
             ends.append(label)
     kept = replace(sweep, variants=tuple(variants[i] for i in best), baseline=variants[best[0]])

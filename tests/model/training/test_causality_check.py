@@ -63,6 +63,12 @@ def test_the_compiled_loss_is_certified_in_the_graph_of_a_training_step(graphs, 
     assert len(graphs) == 1  # the certificate compiled no other graph
 
 
+def test_weights_in_bf16_are_certified_in_bf16():
+    module = module_of()
+    module.model.bfloat16()
+    assert failed(module, precision="bf16-true") == set()
+
+
 @pytest.mark.parametrize(
     ("part", "change"),
     [

@@ -71,6 +71,12 @@ def test_a_grid_lists_its_runs_skips_invalid_ones_and_compares(here):
     }
 
 
+def test_a_grid_of_which_one_value_is_left_is_another_one_than_that_of_the_default(here, trained):
+    command(here, "model.n_heads=1,3", "seed=0,1", "sweep.skip_invalid=true").succeeded()
+    command(here, "seed=0,1").succeeded()
+    assert len([*here.glob("multirun/*")]) == 2 and len(trained.started) == 4
+
+
 def test_more_seeds_and_values_are_launches_of_the_same_folder(here, trained):
     for values, seeds, new in (("1,2", "0,1", 4), ("1,2", "1,2", 2), ("2,4", "1", 1), ("1,2", "0,1,2", 0)):
         before = len(trained.started)

@@ -69,3 +69,16 @@ def test_a_failed_or_stopped_run_ends_it(judge):
     assert done.returncode == 2 and "model.n_heads=1,seed=0 is failed" in done.stderr
     done, _ = judge((128 + signal.SIGTERM, ""))
     assert done.returncode == 2 and "seed=0 is unfinished" in done.stderr
+
+
+def test_other_variants_of_the_folder_do_not_matter(judge, here):
+    assert judge(-0.1)[0].returncode == 0
+    run("train", "-m", *TINY, "data.path=text.txt", "model.n_heads=1,2,4", "seed=0", cwd=here).succeeded()
+    [other] = here.glob("multirun/*/model.n_heads=4,seed=0/summary.json")
+    other.unlink()
+    assert judge(-0.1)[0].returncode == 0
+
+
+def test_the_option_of_a_group_that_the_baseline_has_is_named(judge, here):
+    judge(0.0, "max_seeds=3", candidate="optim=adamw")
+    assert [each["values"] for each in launches_of(here)[0]["runs"][:2]] == [{"optim": "muon"}, {"optim": "adamw"}]
