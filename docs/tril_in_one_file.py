@@ -31,14 +31,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-IGNORE = -100  # a target without a loss
+IGNORE = -100  # a target without a loss, which is the default of cross_entropy
 
 
 # --- The model
 
 
 class Attention(nn.Module):
-    """Multi-head causal self-attention: softmax(q k^T / sqrt(D) + mask) v in each head."""
+    """Multi-head causal self-attention: softmax(q k^T / sqrt(D) + mask) v in each head, with normalized, rotated q and
+    k, and offset keys."""
 
     def __init__(self, dim: int, n_heads: int):
         super().__init__()
@@ -159,7 +160,7 @@ def initialize(model: GPT) -> None:
 
 
 def orthogonalize(update: Tensor, steps: int = 5) -> Tensor:
-    """Newton-Schulz iteration: a matrix with the same singular vectors, and singular values near 1."""
+    """Newton-Schulz iteration: a matrix with the same singular vectors, and singular values between 0.68 and 1.21."""
     x = update.mT if update.shape[0] > update.shape[1] else update
     x = x / x.norm().clamp(min=1e-30)  # now no singular value is above 1
     for _ in range(steps):
@@ -186,15 +187,17 @@ class Muon(torch.optim.Optimizer):
 
 def make_optimizers(model: GPT) -> list[torch.optim.Optimizer]:
     """Muon for the matrices inside the blocks, AdamW for embeddings, head, norms and factors."""
-    matrices = [p for p in model.blocks.parameters() if p.ndim == 2]
-    others = [p for p in model.parameters() if all(p is not matrix for matrix in matrices)]
-    assert len(matrices) + len(others) == len(list(model.parameters())), "every parameter is in exactly one group"
+    named = dict(model.named_parameters())
+    matrices = [p for name, p in named.items() if name.startswith("blocks.") and p.ndim == 2]
+    others = [p for name, p in named.items() if "embed" in name or "norm" in name or name.endswith("_factor")]
+    groups = [id(p) for p in matrices + others]
+    assert sorted(groups) == sorted(id(p) for p in named.values()), "every parameter is in exactly one group"
     return [Muon(matrices), torch.optim.AdamW(others, lr=0.02, betas=(0.8, 0.99), eps=1e-8, weight_decay=0.0)]
 
 
-def learning_rate(step: int, steps: int, warmup: int = 20, decay: float = 0.7) -> float:
-    """The factor on both learning rates at a step: a linear warmup, a constant part, and a linear decay to 0."""
-    warmup = warmup if warmup <= steps else steps // 10
+def lr_factor(step: int, steps: int, warmup: int = 20, decay: float = 0.7) -> float:
+    """The factor on both learning rates at a step: a linear warmup, a constant part, and a linear decay towards 0."""
+    warmup = warmup if warmup <= steps else steps // 10  # of a run that is shorter than the warmup
     if step < warmup:
         return (step + 1) / (warmup + 1)
     start = max(warmup, steps - round(decay * steps))  # of the decay
@@ -207,7 +210,8 @@ def learning_rate(step: int, steps: int, warmup: int = 20, decay: float = 0.7) -
 def windows(tokens: Tensor, length: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Inputs and targets (T,) of windows without end. A target is the token after its input.
 
-    In every epoch, the windows start from a new offset and come in a new order, and each token is a target once.
+    In every epoch, the windows start from a new offset and come in a new order, and each token but the first is once a
+    target. The text continues from its end to its start, and the last window is filled up with ignored targets.
     """
     n_targets = len(tokens) - 1
     for epoch in itertools.count():
@@ -220,12 +224,20 @@ def windows(tokens: Tensor, length: int, seed: int) -> Iterator[tuple[Tensor, Te
 
 
 def length_at(step: int, steps: int, context_length: int) -> int:
-    """Tokens of a training sequence: a quarter of the context, from 30% of the run half of it, from 70% all of it."""
-    return context_length // 4 if step < 0.3 * steps else context_length // 2 if step < 0.7 * steps else context_length
+    """Tokens of a training sequence: a quarter of the context, from 30% of the run half of it, from 70% all of it.
+
+    (Tril doubles lengths of 128 and more only, so a context below 512 starts with longer parts.)
+    """
+    if step < 0.3 * steps:
+        return context_length // 4
+    return context_length // 2 if step < 0.7 * steps else context_length
 
 
 def train(model: GPT, tokens: Tensor, steps: int, *, batch_size: int = 4, seed: int = 0) -> Iterator[float]:
-    """Trains on token ids (N,), and yields the loss of each step in nats per token."""
+    """Trains on token ids (N,), and yields the loss of each step in nats per token.
+
+    A step reads `batch_size` windows as long as the context, each cut into sequences of the length at that step.
+    """
     optimizers, text = make_optimizers(model), windows(tokens, model.context_length, seed)
     rates = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
     for step in range(steps):
@@ -234,9 +246,9 @@ def train(model: GPT, tokens: Tensor, steps: int, *, batch_size: int = 4, seed: 
         inputs, targets = (torch.stack(each).view(-1, length) for each in pairs)  # (B, T)
         nats = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), reduction="sum")
         model.zero_grad()
-        (nats / targets.numel()).backward()
+        (nats / targets.numel()).backward()  # ignored targets count, so that a window with few others weighs less
         for optimizer, rate in zip(optimizers, rates, strict=True):
-            optimizer.param_groups[0]["lr"] = rate * learning_rate(step, steps)
+            optimizer.param_groups[0]["lr"] = rate * lr_factor(step, steps)
             optimizer.step()
         yield nats.item() / int((targets != IGNORE).sum())
 
@@ -253,7 +265,7 @@ def validate(model: GPT, tokens: Tensor) -> float:
 
 @torch.no_grad()
 def sample(model: GPT, ids: list[int], n_tokens: int, temperature: float = 0.8) -> list[int]:
-    """Continues a text, token by token. The mask makes this the same function that was trained."""
+    """Continues a text, token by token, as in training, where no position saw a later token either."""
     for _ in range(n_tokens):
         logits = model(torch.tensor([ids[-model.context_length :]]))[0, -1]  # (V,)
         ids = [*ids, int(torch.multinomial((logits / temperature).softmax(-1), 1))]
@@ -271,7 +283,7 @@ def main() -> None:
         if step % 20 == 0 or step == steps:
             print(f"step {step:>5}/{steps}  loss {loss:.3f}", flush=True)
     print(f"validation: {validate(model, tokens[n_train:]) / math.log(2):.4f} bits per byte")
-    print(bytes(sample(model, list(tokens[n_train : n_train + 20].tolist()), 200)).decode(errors="replace"))
+    print(bytes(sample(model, tokens[n_train : n_train + 20].tolist(), 200)).decode(errors="replace"))
 
 
 if __name__ == "__main__":

@@ -279,6 +279,7 @@ def within_reach(certificate: Certificate, model: Model) -> Model:
     length = min(FIRST_LENGTH, model.context_length)
     while length < model.context_length:
         longer, start = min(2 * length, model.context_length), time.thread_time()
+        # Attention is quadratic. The time is that of this thread, so that a busy machine tests the same lengths.
         with contextlib.suppress(ModelError), torch.no_grad():  # at this length; the full context tells why
             model(torch.zeros(model.batch_size or 1, length, dtype=torch.long))
         expected = (time.thread_time() - start) * (longer / length) ** 2
@@ -292,7 +293,8 @@ def within_reach(certificate: Certificate, model: Model) -> Model:
 
 def begin(certificate: Certificate, variant: Variant, model: Model, texts: Texts) -> State | None:
     """The state of a variant; None, with a note, where the model cannot have it."""
-    exact = model.exact or all(r.worst == 0 for r in certificate.results if r.check == "future") and variant is not OWN
+    no_rounding = all(r.worst == 0 for r in certificate.results if r.check == "future")
+    exact = model.exact or (no_rounding and variant is not OWN)
     bound = torch.inf if variant.sharp else None
     try:
         try:
