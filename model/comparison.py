@@ -105,7 +105,7 @@ def compare(
         margin: a difference below it counts as none; None: nothing is called equal.
         of_models: the intervals are about these trained models (one seed) on other text; else about the
             configurations, for other seeds and other text.
-        paired: compares runs of equal seeds; else the runs of both are independent, and only as many.
+        paired: compares runs of equal seeds; else the runs of both are independent. Only seeds that both have count.
 
     Returns:
         The comparisons of variants 1, 2, ..., V - 1.
@@ -197,8 +197,11 @@ def _concluded(mean: float, variances: Variances, level: float, margin: float | 
 
 
 def _half_width(variances: Variances, level: float) -> float:
-    """Of an interval. Each part has its own degrees of freedom: for any ratio of the true variances, the coverage is at
-    least 1 - level (Banerjee 1960, Sankhya 22, p. 357)."""
+    """Half the width of an interval.
+
+    Each part has its own degrees of freedom: for any ratio of the true variances, the coverage is at least 1 - level
+    (Banerjee 1960, Sankhya 22, p. 357).
+    """
     return math.hypot(*(t_quantile(df, level) * math.sqrt(each) for each, df in variances if each))
 
 
