@@ -104,7 +104,7 @@ def summarize(
     if diverged is None:
         is_latest = any(folder.absolute().is_relative_to(Path(root).absolute()) for root in ROOTS)
         ckpt = f"ckpt={'latest' if is_latest else folder}"
-        commands = [command(script, ckpt) for script in ("sample", "heads", "play")]
+        commands = [f'{command("sample", ckpt)} prompt="..."', command("heads", ckpt), command("play", ckpt)]
         print(f"\n{show(summary, commands)}", flush=True)
 
 
