@@ -60,6 +60,20 @@ class Done(subprocess.CompletedProcess):
         return self
 
 
+@contextlib.contextmanager
+def restored_logging() -> Iterator[None]:
+    """A launcher of Hydra adds handlers, changes the level, and disables all loggers."""
+    level, handlers = logging.root.level, logging.root.handlers[:]
+    try:
+        yield
+    finally:
+        logging.root.setLevel(level)
+        logging.root.handlers[:] = handlers
+        for logger in logging.root.manager.loggerDict.values():
+            if isinstance(logger, logging.Logger):
+                logger.disabled = False
+
+
 def run(name: str, *arguments: object, cwd: Path, strict: bool = False, **environment: str) -> Done:
     """`python NAME.py ARGUMENTS` in the folder `cwd`, in this process, where Tril is imported already.
 
@@ -82,7 +96,7 @@ def run(name: str, *arguments: object, cwd: Path, strict: bool = False, **enviro
             contextlib.redirect_stdout(streams[0]),
             contextlib.redirect_stderr(streams[1]),
             warnings.catch_warnings(),
-            mock.patch.object(logging.root, "handlers", logging.root.handlers[:]),  # a launcher of Hydra adds its own
+            restored_logging(),
         ):
             stack.enter_context(context)
         if strict:
