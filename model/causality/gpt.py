@@ -115,7 +115,7 @@ def _decode_steps(model: Model, ids: Tensor) -> Tensor:
 
 def _by_reference(model: Model, ids: Tensor) -> Tensor:
     """Kernels of other backends and devices may compute something else without an error."""
-    gpt = use_backend(copy.deepcopy(model.function).cpu().double(), "explicit")
+    gpt = reference_of(model.function)
     with torch.autocast("cpu", enabled=False):
         outputs = gpt(ids.cpu())
     return outputs.float().to(model.device) if model.device.type == "mps" else outputs.to(model.device)
@@ -125,6 +125,11 @@ def _behind(model: Model, ids: Tensor, mask: Callable[[Tensor], Tensor]) -> Tens
     """The outputs behind other tokens; the mask is made from which tokens are of the text, bool (B, T)."""
     run = lambda ids, visible, positions: model.function(ids, mask=mask(visible), positions=positions)  # noqa: E731
     return behind_padding(ids, model.vocab_size, run)
+
+
+def reference_of(gpt: GPT) -> GPT:
+    """A copy in float64 on the CPU, with the explicit backend."""
+    return use_backend(copy.deepcopy(gpt).cpu().double(), "explicit")
 
 
 def use_backend(gpt: Any, backend: str) -> Any:

@@ -131,13 +131,19 @@ def checked_losses(losses: Losses, device: torch.device) -> Losses:
 def model_of_inputs(model: Model, losses: Losses, targets: Tensor) -> Model:
     """A training step as a model: its outputs for inputs (B, T) are the losses (B, T, 1) of these targets."""
     call = lambda _, ids: losses(ids, targets).detach()[..., None]  # noqa: E731
-    return replace(model, call=call, ways={}, batch_size=len(targets), nouns=("the loss at position", "input"))
+    return model_of_losses(model, call, targets, "input")
 
 
 def model_of_targets(model: Model, losses: Losses, inputs: Tensor, targets: Tensor) -> Model:
     """The losses as a function of the targets, other than ignored ones."""
     call = lambda _, ids: losses(inputs.clone(), torch.where(targets >= 0, ids, targets)).detach()[..., None]  # noqa: E731
-    return replace(model, call=call, ways={}, batch_size=len(targets), nouns=("the loss at position", "target"))
+    return model_of_losses(model, call, targets, "target")
+
+
+def model_of_losses(model: Model, call: Callable[..., Tensor], targets: Tensor, noun: str) -> Model:
+    """Losses depend on all logits."""
+    nouns = ("the loss at position", noun)
+    return replace(model, call=call, ways={}, batch_size=len(targets), some_logits=False, nouns=nouns)
 
 
 def check_loss(

@@ -5,7 +5,6 @@ The model is tested in place, with the weights that it has.
 B batch, T context length, N tokens of a text, V vocabulary.
 """
 
-import copy
 import itertools
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from tril.model.causality.certificate import Certificate
 from tril.model.causality.claims import Result
-from tril.model.causality.gpt import REFERENCE, use_backend, with_ways
+from tril.model.causality.gpt import REFERENCE, reference_of, with_ways
 from tril.model.causality.gradients import check_hidden, measure_gradients
 from tril.model.causality.loss import Batch, Losses, check_logits, check_shift, model_of_inputs, model_of_targets
 from tril.model.causality.model import Model, randomize, visible_by_windows, with_some_logits
@@ -102,7 +101,7 @@ def check_weights(certificate: Certificate, step: Step, rows: int, seed: int) ->
         windows = step.batch_size * step.gpt.config.context_length // length
         targets = torch.randint(model.vocab_size, (windows, length), generator=torch.Generator().manual_seed(0))
         of_inputs = model_of_inputs(model, step.losses, targets.to(model.device))
-        of_inputs = replace(of_inputs, visible=visible, context_length=length, some_logits=False)
+        of_inputs = replace(of_inputs, visible=visible, context_length=length)
         is_longest = length == max(step.lengths)
         state = step.state(of_inputs, f"loss precision={step.precision}", seed, repeat=is_longest)
         if is_longest:
@@ -121,7 +120,7 @@ def check_plain(certificate: Certificate, step: Step) -> None:
     targets = torch.randint(gpt.config.vocab_size, state.ids.shape, generator=state.generator)
     ids, targets = state.ids.to(state.model.device), targets.to(state.model.device)
     options = document_options(ids, step.document_eot)
-    of_targets = replace(model_of_targets(state.model, step.plain_losses, ids, targets), some_logits=False)
+    of_targets = model_of_targets(state.model, step.plain_losses, ids, targets)
     documents = replace(state.model, call=lambda gpt, ids: gpt(ids, **options), some_logits=False)
     for training in (False, True):
         gpt.train(training)
@@ -142,7 +141,7 @@ def check_backward(certificate: Certificate, gpt: GPT, ids: Tensor, targets: Ten
 
     Kernels of other backends and devices may compute something else without an error, in the backward pass alone.
     """
-    reference = use_backend(copy.deepcopy(gpt).cpu().double(), "explicit")
+    reference = reference_of(gpt)
     found, expected = (
         torch.autograd.grad(model.nll(x, y).mean(), [*model.parameters()], allow_unused=True, materialize_grads=True)
         for model, x, y in ((gpt, ids, targets), (reference, ids.cpu(), targets.cpu()))

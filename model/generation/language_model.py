@@ -3,6 +3,7 @@
 Streamed and collected text are decoded by the same code, piece by piece, so both are equal.
 """
 
+import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -92,12 +93,15 @@ class LanguageModel:
 
     def sampling(self, **options) -> SamplingConfig:
         """The settings of sampling, with the repetition penalty that suits the tokenizer where none is given."""
-        config, unknown = SamplingConfig(**options), unknown_id(self.tokenizer)
-        if config.repetition_penalty is not None:
-            return config
-        added = {unknown, *self.tokenizer.get_added_tokens_decoder()}
+        config = SamplingConfig(**options)
+        return config if config.repetition_penalty is not None else replace(config, repetition_penalty=self.penalty)
+
+    @functools.cached_property
+    def penalty(self) -> float:
+        """The repetition penalty that suits the tokenizer: 1 if each token is a character or a byte."""
+        added = {unknown_id(self.tokenizer), *self.tokenizer.get_added_tokens_decoder()}
         joins = any(len(token) > 1 and i not in added for token, i in self.tokenizer.get_vocab().items())
-        return replace(config, repetition_penalty=PENALTY if joins else 1.0)
+        return PENALTY if joins else 1.0
 
     def samples(self, prompts: Sequence[str], n: int = 1, **options) -> Iterator[str]:
         """The prompts, each n times, with their texts: a single one in pieces, several as one batch in numbered parts.

@@ -125,7 +125,7 @@ def create_server(models: Sequence[PlayModel], prompt: str = "") -> "uvicorn.Ser
     from starlette.routing import Route
 
     async def describe(request: "Request") -> "Response":
-        first = {"prompt": prompt, "repetition_penalty": models[0].lm.sampling().repetition_penalty}
+        first = {"prompt": prompt, "repetition_penalty": models[0].lm.penalty}
         return JSONResponse({"models": [model.describe() for model in models], **first}, headers=HEADERS)
 
     async def generate(request: "Request") -> "Response":
