@@ -72,6 +72,7 @@ def test_a_sample_repeats_tokens_less_unless_they_are_characters(tokenizer, give
     lm = load(folder / "checkpoints" / "last.ckpt", device="cpu")
     texts = {each: lm.generate("", 8, seed=0, repetition_penalty=each) for each in (1.0, 1.1, 1.7)}
     assert last_sample(folder) == f"{texts[penalty]}\n" and len({*texts.values()}) > 1
+    assert lm.penalty == (penalty if given is None else 1.0)
 
 
 def test_validations_change_no_training_step_and_the_last_step_is_validated(train_tiny):

@@ -127,7 +127,7 @@ def _behind(model: Model, ids: Tensor, mask: Callable[[Tensor], Tensor]) -> Tens
     return behind_padding(ids, model.vocab_size, run)
 
 
-def reference_of(gpt: GPT) -> GPT:
+def reference_of(gpt: Any) -> GPT:
     """A copy in float64 on the CPU, with the explicit backend."""
     return use_backend(copy.deepcopy(gpt).cpu().double(), "explicit")
 
