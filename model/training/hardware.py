@@ -6,7 +6,7 @@ import platform
 import re
 import shutil
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -17,6 +17,7 @@ from tril.model.training.settings import Accelerator, Compile, Precision
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 MAX_KEPT_BYTES = 1 << 30
 REGIONAL = "regional"  # one block is compiled and used for all blocks
+COMPILED_FLOPS = 1e14  # of a run on a CPU, from which compilation pays
 GRAPHS = "reduce-overhead"  # the whole loss is compiled, and its kernels are started as one CUDA graph
 
 # Dense bf16 FLOP/s by the names that torch reports, of NVIDIA's data sheets, which print twice these for 2:4 sparsity.
@@ -36,7 +37,8 @@ class Hardware:
 
     Args:
         compile: "default" and "reduce-overhead": the whole loss is compiled, in this mode of torch.compile; "regional":
-            one block, for training only, which takes a fraction of the time; None: nothing.
+            one block, for training only, which takes a fraction of the time; None: nothing; "auto": one block or
+            nothing, see `for_flops`.
         peak_flops: dense 16-bit FLOP/s of one device; None: unknown.
     """
 
@@ -46,12 +48,31 @@ class Hardware:
     device_name: str
     peak_flops: float | None
 
+    def for_flops(self, flops: float) -> "Hardware":
+        """The same with compilation decided for a run of so many FLOPs.
+
+        On two cores, a run of COMPILED_FLOPS takes about seven minutes, of which compilation takes half a minute and
+        saves more than one (docs/log.md). The rule knows no times, so that equal commands make equal runs.
+        """
+        if self.compile != "auto":
+            return self
+        return replace(self, compile=REGIONAL if flops >= COMPILED_FLOPS and compiles() else None)
+
 
 def cpu_name() -> str:
     """The processor's model name; on Linux, platform.processor() returns the architecture at best."""
     cpuinfo = Path("/proc/cpuinfo")
     match = re.search(r"model name\s*: (.+)", cpuinfo.read_text()) if cpuinfo.is_file() else None
     return match[1] if match else platform.processor() or platform.machine()
+
+
+def compiles() -> bool:
+    """Whether torch.compile works on the CPU: a compiler may be there without its headers or OpenMP."""
+    try:
+        torch.compile(torch.neg)(torch.ones(1))
+    except Exception:  # of any step of the compilation
+        return False
+    return True
 
 
 def keep_freed_memory() -> None:
@@ -106,7 +127,7 @@ def has_bf16(accelerator: str) -> bool:
 
 
 def choose_compile(compile: Compile, device: str) -> Compile:
-    """What compile=auto means: true on CUDA with a complete toolchain, since on a CPU compilation takes too long.
+    """What compile=auto means: true on CUDA and "auto" on a CPU, with a complete toolchain; else false.
 
     Raises:
         ValueError: torch.compile lacks a tool that it needs for "cpu" or "cuda"; it would fail in the first step.
@@ -119,7 +140,7 @@ def choose_compile(compile: Compile, device: str) -> Compile:
     elif not any(map(shutil.which, [os.environ[variable]] if variable in os.environ else usual)):
         missing = f"a compiler; install {usual[0]} or name one in {variable}"
     if compile == "auto":
-        return device == "cuda" and missing is None
+        return missing is None and {"cuda": True, "cpu": "auto"}.get(device, False)
     if compile and missing is not None:
         raise ValueError(f"compiling for {device} needs {missing}, or use compile=false")
     return compile

@@ -36,7 +36,10 @@ class TopLevelConfig:
         lt=2**64,
     )
     compile: Compile = setting(
-        "auto", "torch.compile; auto: on CUDA; regional: one block; reduce-overhead: CUDA graphs", common=True
+        "auto",
+        "torch.compile; auto: on CUDA, and on a CPU one block in runs of at least 1e14 FLOPs; regional: one block; "
+        "reduce-overhead: CUDA graphs",
+        common=True,
     )
 
 

@@ -114,7 +114,7 @@ class RunConfig(TrainingConfig):
         return config
 
     def complete(self, hardware: "Hardware", vocab_size: int) -> "RunConfig":
-        """The settings with what the machine and the text decide: precision, compilation and the vocabulary.
+        """The settings with what the machine and the text decide: precision and the vocabulary.
 
         Args:
             vocab_size: of the tokenizer. A larger model.vocab_size is kept.
@@ -129,9 +129,23 @@ class RunConfig(TrainingConfig):
         return replace(
             self,
             model=replace(self.model, vocab_size=chosen),
-            top=replace(self.top, compile=COMPILE.get(hardware.compile, hardware.compile)),
             trainer=replace(self.trainer, precision=hardware.precision),
             hardware=hardware,
+        )
+
+    def decide_compilation(self, lengths: Mapping[int, float]) -> "RunConfig":
+        """The settings with compile=auto decided by the FLOPs of the run; imports torch.
+
+        Args:
+            lengths: see `GPT.flops_per_token`.
+        """
+        from tril.model.gpt import GPT
+
+        assert self.hardware is not None
+        flops = self.train_tokens() * GPT.without_values(self.model).flops_per_token(lengths)
+        hardware = self.hardware.for_flops(flops)
+        return replace(
+            self, top=replace(self.top, compile=COMPILE.get(hardware.compile, hardware.compile)), hardware=hardware
         )
 
     def to_dict(self) -> dict[str, Any]:

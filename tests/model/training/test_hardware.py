@@ -7,11 +7,13 @@ import pytest
 import torch
 
 from tril.model.training import hardware, loggers
-from tril.model.training.hardware import select_hardware
+from tril.model.training.hardware import Hardware, select_hardware
 from tril.model.training.summary import PACKAGE, code_version, peak_memory_bytes
 
 
-def simulate(monkeypatch, cuda=None, bf16=False, mps=False, cpu=(False, False), triton=True, cc=sys.executable):
+def simulate(
+    monkeypatch, cuda=None, bf16=False, mps=False, cpu=(False, False), triton=True, cc=sys.executable, cxx="none"
+):
     """A machine; by default without accelerator and bf16. `cpu`: whether it has AVX-512 BF16, and AMX."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda is not None)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: cuda)
@@ -21,7 +23,7 @@ def simulate(monkeypatch, cuda=None, bf16=False, mps=False, cpu=(False, False), 
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: cpu[1])
     monkeypatch.setattr(hardware, "has_triton", lambda: triton)
     monkeypatch.setenv("CC", cc)  # any existing program
-    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setenv("CXX", cxx)
 
 
 A10 = {"cuda": "NVIDIA A10", "bf16": True}
@@ -33,6 +35,7 @@ AUTO = [  # the machine, and what a run uses
     ({"mps": True, "cpu": (True, False)}, ("mps", "32-true", None, None)),
     ({"cpu": (True, False)}, ("cpu", "bf16-mixed", None, None)),
     ({"cpu": (False, True)}, ("cpu", "bf16-mixed", None, None)),
+    ({"cxx": sys.executable}, ("cpu", "32-true", "auto", None)),
     ({}, ("cpu", "32-true", None, None)),
 ]
 LACKING = [  # the machine, settings, and what the message names
@@ -58,6 +61,12 @@ def test_what_the_machine_lacks_is_an_error(machine, settings, named, monkeypatc
     simulate(monkeypatch, **machine)
     with pytest.raises(ValueError, match=named):
         select_hardware(**settings)
+
+
+@pytest.mark.parametrize(("works", "flops", "compiled"), [(1, 0.99e14, None), (1, 1e14, "regional"), (0, 1e14, None)])
+def test_auto_compiles_long_runs_on_a_cpu_with_a_compiler_that_works(works, flops, compiled, monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda function: function if works else 1 // 0)
+    assert Hardware("cpu", "32-true", "auto", "", None).for_flops(flops).compile == compiled
 
 
 def test_the_memory_of_a_run_is_that_of_its_device(monkeypatch):
