@@ -85,7 +85,8 @@ def test_a_printed_command_is_read_as_it_was_meant_whatever_the_folder_is_called
 def test_the_text_decides_the_vocabulary_and_the_machine_the_precision():
     hardware = Hardware("cpu", "32-true", None, "a CPU", None)
     config = checked().complete(hardware, 300)
-    assert (config.model.vocab_size, config.trainer.precision, config.top.compile) == (300, "32-true", False)
+    assert (config.model.vocab_size, config.trainer.precision) == (300, "32-true")
+    assert config.decide_compilation({512: 1.0}).top.compile is False
     assert checked("model.vocab_size=320").complete(hardware, 300).model.vocab_size == 320
     with pytest.raises(ValueError, match="model.vocab_size=256"):
         checked("model.vocab_size=256").complete(hardware, 300)
