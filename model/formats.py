@@ -3,20 +3,21 @@
 import csv
 import io
 import re
-import time
+import textwrap
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Annotated
 
 from pydantic import BeforeValidator
 from pydantic_core import PydanticCustomError
+from tqdm import tqdm
 
 SECONDS = {"s": 1, "m": 60, "h": 3600}
 UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def clock(seconds: float) -> str:
-    """3725 -> "01:02:05"; a day or more: "1.5 days"."""
-    return time.strftime("%H:%M:%S", time.gmtime(seconds)) if seconds < 86400 else f"{seconds / 86400:.1f} days"
+    """65 -> "01:05"; 3725 -> "1:02:05"; a day or more: "1.5 days"."""
+    return tqdm.format_interval(seconds) if seconds < 86400 else f"{seconds / 86400:.1f} days"
 
 
 def to_seconds(text: object) -> float:
@@ -34,6 +35,11 @@ def engineering(value: float) -> str:
     """1540000 -> "1.54 M"."""
     limit, unit = next(((limit, unit) for limit, unit in UNITS if value >= limit), (1, ""))
     return f"{value / limit:.3g} {unit}".rstrip()
+
+
+def wrapped(text: str) -> str:
+    """The text in lines of at most 120 columns, without a break in a word or a path."""
+    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
 
 
 def plural(n: int, noun: str) -> str:

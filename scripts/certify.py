@@ -23,7 +23,7 @@ from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 from tqdm import tqdm
 
-from tril.data.cache import keep_compiled_code
+from tril.data.cache import PROGRESS, keep_compiled_code
 from tril.data.settings import build, setting, strict_settings
 from tril.model.runs import find_checkpoint, run_folder
 from tril.scripts.cli.app import Composed, command
@@ -116,7 +116,7 @@ def main(settings: CertifyCommand, composed: Composed) -> None:
         if stored is not None:
             origin["stored_certificate"] = verdict(stored)
             print(f"stored certificate: {origin['stored_certificate']}", flush=True)
-        with tqdm(unit=" states", leave=False, delay=2, disable=None) as bar:
+        with tqdm(desc="causality", unit=" states", **PROGRESS) as bar:
             certificate = certify_model(model, variants, settings.budget_seconds, progress=lambda name: bar.update())
         if stored is not None and certificate.passed:
             with certificate.running():

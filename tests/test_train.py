@@ -3,22 +3,27 @@
 python -m pytest -n0 tests/test_train.py
 """
 
+import io
 import json
 import re
+import sys
+import warnings
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 import yaml
+from matplotlib.figure import Figure
 from PIL import Image
 
 from tests.contract.harness import BARE, TINY, interrupted, merged, metrics, run, summary
+from tril.data.cache import PROGRESS
 from tril.data.sources.files import Files
 from tril.model import load
 from tril.model.checkpoint import read_state
 from tril.model.runs import SWEEP, Run, find_checkpoint
-from tril.model.training.summary import code_version
+from tril.model.training.summary import code_version, plot_losses
 from tril.scripts.cli.errors import UserError
 from tril.train import train
 
@@ -45,6 +50,34 @@ def test_a_run_draws_its_losses_prints_samples_and_keeps_its_certificate(text, t
     certificate = state(folder, "best")["tril"]["certificate"]
     assert certificate["passed"] and certificate["certified_at_step"] == 8
     assert certificate == {key: json.loads((folder / "causality.json").read_text())[key] for key in certificate}
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_on_a_terminal_bars_show_progress_and_an_error_begins_a_line_without_warnings(train_tiny, monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setitem(PROGRESS, "delay", 0)
+    with pytest.raises(UserError, match="lr_scale"), warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        train_tiny("trainer.val_check_interval=1", "trainer.max_steps=3", "optim.lr_scale=1e30")
+    shown = terminal.getvalue()
+    assert all(re.search(bar, shown) for bar in (r"causality: \d", r"validation: +\d", r"1/3 ")), shown
+    assert shown.endswith("\n")
+
+
+def test_the_legend_of_the_loss_covers_no_curve(tmp_path, monkeypatch):
+    drawn, row = [], {"val/loss": 3.0, "val/bpb": 1.2}
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    rows = [{"step": step, "train/loss": 3 + step % 2} | row for step in range(1, 4)]
+    run = SimpleNamespace(rows=lambda name: rows, best=lambda: row, val_windows=None)
+    plot_losses(tmp_path / "loss.png", run, "a title", initial=5.5)
+    [figure] = drawn
+    figure.draw_without_rendering()
+    assert not figure.legends[0].get_window_extent().overlaps(figure.axes[0].get_tightbbox())
 
 
 @pytest.mark.parametrize(("kind", "given", "used"), [("byte", "a\né", "a\né"), ("char", "é", "")])
@@ -166,6 +199,7 @@ def test_wandb_has_the_curves_of_metrics_csv_and_the_samples(parts, text, tmp_pa
     assert {key: last.config[key] for key in settings} == settings and last.config["code"] == code_version()
     names = {name: last.init[name] for name in ("id", "name", "group", "project")}
     assert names == {"id": first.init["id"], "name": "a=1", "group": "sweep", "project": "tril"}
+    assert "anonymous" not in first.init  # wandb warns of it
     assert {key: last.summary[key] for key in results} == results and len(results) > 20
     assert (first.status, last.status) == (1, 0)
     [table] = [row["samples"] for row in last.rows if "samples" in row]

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
+from tril.data.cache import PROGRESS
 from tril.model.comparison import Comparison, compare
 from tril.model.generation.generate import TOKENS_PER_BATCH, inference
 from tril.model.generation.language_model import LanguageModel
@@ -108,7 +109,7 @@ def score_windows(
     """`nll` and `correct` of the targets (N, T) that are not IGNORE, see `ScoredText`; on a terminal, with a bar."""
     model, modules, scores = lm.model, list(lm.model.modules()), []
     size = max(1, TOKENS_PER_BATCH // inputs.shape[1])
-    with tqdm(total=len(inputs), desc="scored windows", disable=None, leave=False) as bar:
+    with tqdm(total=len(inputs), desc="evaluation", unit=" windows", **PROGRESS) as bar:
         for ids, expected in zip(inputs.split(size), targets.split(size), strict=True):
             longest = int((expected != IGNORE).sum(1).max())  # below T in the last window
             ids, expected = (x[:, :longest].to(model.embed.weight.device) for x in (ids, expected))

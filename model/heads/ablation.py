@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from tril.data.cache import PROGRESS
 from tril.model.comparison import Comparison, compare
 from tril.model.config import GPTConfig
 from tril.model.generation.generate import inference
@@ -151,7 +152,7 @@ def losses_without(
     """
     sums, first = torch.zeros(len(removals), len(clusters.targets), dtype=torch.float64), 0
     gates = [gate_without(model.config, heads) for heads in removals]
-    bar = tqdm(total=len(gates) * len(text.ids), desc="removing heads", disable=None, leave=False)
+    bar = tqdm(total=len(gates) * len(text.ids), desc="removing heads", unit=" windows", **PROGRESS)
     with inference(list(model.modules())), bar:
         for ids, targets, options in text.batches(model.embed.weight.device):
             for row, gate in enumerate(gates):

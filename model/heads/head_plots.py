@@ -112,7 +112,8 @@ def draw_records(panels: "Mapping[str, Axes]", records: "DataFrame") -> None:
         for layer, head in zip(layers, heads, strict=True):
             [lines[f"layer {layer}"]] = axes.plot(steps, curves[head], color=colors[layer], lw=1.2)
             if last[head] == last[heads].max():
-                axes.annotate(head, (steps[-1], last[head]), fontsize=8, va="bottom", ha="right")
+                style = {"xytext": (3, 0), "fontsize": 8, "va": "center"}  # beside the curve
+                axes.annotate(head, (steps[-1], last[head]), textcoords="offset points", **style)
         axes.set_title(f"{name}: {SCORES[name]}", fontsize=8, wrap=True)
     for name, label, color in zip(COPY_LOSSES, ("first copy", "second copy"), ("tab:brown", "tab:orange"), strict=True):
         [lines[label]] = panels["losses"].plot(steps, records[name, UNIFORM], color=color)
@@ -120,7 +121,7 @@ def draw_records(panels: "Mapping[str, Axes]", records: "DataFrame") -> None:
     for axes in (panels[name] for name in (*SCORES, "losses") if name in panels):
         axes.set_xscale("symlog", linthresh=1)  # linear up to step 1, since the first step is 0
         axes.xaxis.set_major_formatter(ScalarFormatter())
-        axes.margins(y=0.1)
+        axes.margins(x=0.1, y=0.1)
         axes.grid(alpha=0.3)
         axes.set_xlabel("step", fontsize=8)
     panels["legend"].set_axis_off()

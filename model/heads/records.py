@@ -62,9 +62,9 @@ def error_if_damaged(path: Path) -> Iterator[None]:
 def compress_maps(maps: np.ndarray) -> np.ndarray:
     """Weights (L, H, T, T) as bytes, uint8: the square root in steps of 1/255, so that small weights show.
 
-    0 stays exactly 0, and what is above 0 stays above 0.
+    0 stays exactly 0, and what is above 0 stays above 0. The NaN of a diverged model become 0.
     """
-    codes = np.rint(255 * np.sqrt(maps)).astype(np.uint8)
+    codes = np.rint(255 * np.sqrt(np.nan_to_num(maps))).astype(np.uint8)
     codes[(codes == 0) & (maps > 0)] = 1
     return np.frombuffer(zlib.compress(codes.tobytes()), np.uint8).copy()  # a writable array, as torch wants
 

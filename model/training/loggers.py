@@ -30,7 +30,9 @@ def wandb_logger(save_dir: str, project: str = "tril", **options: Any) -> WandbL
         import wandb
 
         chosen["mode"] = None if wandb.login(prompt=False) else "offline"
-    return WandbLogger(save_dir=folder, project=project, **chosen | options)
+    logger = WandbLogger(save_dir=folder, project=project, **chosen | options)
+    logger._wandb_init.pop("anonymous", None)  # of Lightning 2.6; wandb warns that it has no effect
+    return logger
 
 
 def finish_loggers(trainer: Trainer, *, failed: bool) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 from lightning import Trainer
-from tqdm import tqdm
 
 from tril.data.datamodule import TextDataModule
 from tril.model.atomic_files import write_json
+from tril.model.formats import clock, engineering, plural
 from tril.model.gpt import sizes
 from tril.model.runs import ROOTS, SUMMARY, partial_validation
 from tril.model.training.callbacks.metrics import Metrics
@@ -28,14 +28,14 @@ def describe(trainer: Trainer, module: TrainingModule, data: TextDataModule) -> 
     model, meta, hardware, steps = module.model, data.meta, Metrics.of(trainer).hardware, trainer.max_steps
     tokens_per_step = data.batch_size * data.context_length * trainer.accumulate_grad_batches * trainer.world_size
     train, val, total = meta["counts"]["train"]["tokens"], meta["counts"]["val"]["tokens"], steps * tokens_per_step
-    threads = f", {torch.get_num_threads()} threads" if hardware.accelerator == "cpu" else ""
+    threads = f", {plural(torch.get_num_threads(), 'thread')}" if hardware.accelerator == "cpu" else ""
     compiled = ", compiled (the first step takes a while)" if hardware.compile else ""
     lines = [
         f"model   {model.n_parameters():,} parameters, {model.n_parameters(embeddings=False):,} without embeddings; "
         f"{model.flops_per_token(data.lengths) / 1e6:,.1f} MFLOP per token",
         f"data    {meta['kind']}: {train:,} training tokens, {val:,} validation tokens, "
         f"vocabulary {meta['vocab_size']:,}",
-        f"run     {steps:,} steps of {tokens_per_step:,} tokens = {total / 1e6:,.2f} M ({total / train:.2f} epochs) "
+        f"run     {steps:,} steps of {tokens_per_step:,} tokens = {engineering(total)} ({total / train:.2f} epochs) "
         f"on {hardware.device_name} ({hardware.accelerator}{threads}), {hardware.precision}{compiled}",
         f"folder  {trainer.default_root_dir}",
     ]
@@ -111,16 +111,15 @@ def summarize(
 def show(summary: Mapping[str, Any], commands: Sequence[str]) -> str:
     """The lines at the end of a run: losses, time, what was unusual, the folder, and the commands that come next."""
     steps, seconds = summary["steps"], summary["train_seconds"]
-    losses = figures(summary, "final_val_")
-    if summary["best_step"] != steps:
-        losses += f"; best {figures(summary, 'best_val_')} at step {summary['best_step']:,} (best.ckpt)"
-    if (windows := partial_validation(summary["val_windows"])) is not None:
-        losses += f"; on {windows}, not comparable with other runs (trainer.limit_val_batches)"
-    speed = f", {summary['tokens'] / seconds:,.0f} tokens per second" if seconds else ""
-    spent = f"{steps:,} steps, {summary['tokens']:,} tokens in {tqdm.format_interval(seconds)}{speed}"
+    best = f"{figures(summary, 'best_val_')}, at step {summary['best_step']:,}, in best.ckpt"
+    windows = partial_validation(summary["val_windows"])
+    speed = f", {summary['tokens'] / seconds:,.0f} tokens/s" if seconds else ""
+    spent = f"{plural(steps, 'step')}, {summary['tokens']:,} tokens in {clock(seconds)}{speed}"
     lines = {
-        "validation": losses,
-        "training": f"{spent}; {tqdm.format_interval(summary['seconds'])} with validation and start",
+        "validation": figures(summary, "final_val_"),
+        "best": best if summary["best_step"] != steps else None,
+        "note": windows and f"on {windows}, so do not compare with other runs (trainer.limit_val_batches)",
+        "training": f"{spent}; {clock(summary['seconds'])} with validation and start",
         "causality": summary["causality"],
         "init from": summary["init_from"],
         "stopped": summary["stopped_early"],
@@ -153,7 +152,8 @@ def plot_losses(path: Path, metrics: Metrics, title: str, *, initial: float | No
     if losses:  # a loss above the start and above 2.5 times the lowest one is cut, so that the rest is readable
         axes.set_ylim(0.99 * min(losses) - 0.1, max(min(max(losses), 2.5 * min(losses)), initial or 0) + 0.2)
     axes.set(xlabel="step", ylabel="loss, nats per token")
-    axes.legend(fontsize=9, loc="upper right", bbox_to_anchor=(1, 0.93))  # below the dashed line
+    axes.locator_params(axis="x", integer=True)
+    figure.legend(fontsize=9, loc="outside lower center")  # never over a curve
     axes.grid(alpha=0.3)
     axes.set_title(title, fontsize=11, parse_math=False)
     figure.savefig(path, dpi=150)

@@ -40,6 +40,7 @@ OTHER_NAMES = {
     "resume": "ckpt_path",
 }
 MEANT = {name: key for key, names in OTHER_NAMES.items() for name in names.split()}
+PACKAGE = Path(__file__).resolve().parents[2]
 CONSOLE = "TRIL_CONSOLE"  # the variable that is set where the `tril` command started the program
 
 
@@ -120,16 +121,14 @@ def fail(message: object, status: int = 2) -> None:
 
 
 def shell_command(script: str, *settings: str) -> str:
-    """How the user starts a script: `tril report` from the console command, else `python scripts/report.py`.
+    """How the user starts a script in this folder: `tril report` from the console command, else as a file.
 
     Args:
         settings: key=value; those with spaces or other characters of the shell are quoted.
     """
-    if CONSOLE in os.environ:
-        program = f"tril {script}"
-    else:
-        program = "python train.py" if script == "train" else f"python scripts/{script}.py"
-    return " ".join([program, *map(shlex.quote, settings)])
+    name = "train.py" if script == "train" else f"scripts/{script}.py"
+    program = ("tril", script) if CONSOLE in os.environ else ("python", os.path.relpath(PACKAGE / name))
+    return shlex.join([*program, *settings])
 
 
 def check_writable(folder: Path, key: str) -> None:

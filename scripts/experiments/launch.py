@@ -128,7 +128,7 @@ def run_job(cfg: DictConfig) -> float:
     states = [state_of(folder / name) for name in runs]
     seconds = [summary["seconds"] for name in runs if (summary := Run(folder / name, 0).summary)]
     failed = f", {n} failed" if (n := states.count("failed")) else ""
-    mean = f", {clock(sum(seconds) / len(seconds))} each in the mean" if seconds else ""
+    mean = f", {clock(sum(seconds) / len(seconds))} each on average" if seconds else ""
     print(f"        {len(seconds)} of {len(runs)} runs are finished{mean}{failed}", flush=True)
     return loss
 

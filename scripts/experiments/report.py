@@ -12,7 +12,7 @@ import pandas as pd
 from tril.data.settings import printable
 from tril.model.atomic_files import write_text
 from tril.model.comparison import BETTER, DIVERGED, EQUAL, MAX_SEEDS, ONE_SEED, POWER, UNCLEAR, WORSE, Comparison
-from tril.model.formats import markdown_table, plural
+from tril.model.formats import markdown_table, plural, wrapped
 from tril.model.intervals import Interval
 from tril.scripts.experiments.losses import BITS, UNFINISHED, Losses, compare_sweep, launch_alpha, losses_of, spread
 from tril.scripts.experiments.plots import Picture, draw
@@ -66,8 +66,8 @@ class Report:
 
     def shown(self) -> str:
         """What to print: the answer and the comparisons, or the losses of each variant."""
-        tables = [self.compared_table(), self.basis()] if self.comparisons else [variant_table(self.sweep, {})]
-        return "\n\n".join([printable(self.answer()), *tables])
+        tables = [self.compared_table(), wrapped(self.basis())] if self.comparisons else [variant_table(self.sweep, {})]
+        return "\n\n".join([wrapped(printable(self.answer())), *tables])
 
     def status(self, candidate: str) -> int:
         """The exit status of a command that judges a variant: 0 better, 1 worse or equal, 3 undecided.
@@ -157,7 +157,7 @@ class Report:
             row["detectable difference"] = "-" if each.detectable is None else f"{each.detectable:.2g}"
             row["seeds in common"] = str(each.seeds)
             of_size, of_small = self.seeds_needed(each)
-            rows.append(row | {"seeds for this difference": of_size, f"for {SMALL}": of_small})
+            rows.append(row | {"seeds for it": of_size, f"for {SMALL}": of_small})
         return table(rows, (0, 1))
 
     def seeds_needed(self, each: Comparison) -> tuple[str, ...]:

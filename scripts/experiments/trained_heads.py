@@ -5,7 +5,6 @@ Letters: L layers, H heads, T tokens.
 
 import os
 import sys
-import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from torch import Tensor
 from tril.model.atomic_files import write_json, write_text
 from tril.model.checkpoint import Checkpoint
 from tril.model.evaluation.subject import text_of_run
-from tril.model.formats import csv_text, markdown_table, plural
+from tril.model.formats import csv_text, markdown_table, plural, wrapped
 from tril.model.generation.generate import inference
 from tril.model.generation.language_model import LanguageModel
 from tril.model.heads.ablation import ablate, average, change_row, obstacle, remove_in_turn
@@ -29,17 +28,14 @@ from tril.model.masks import document_options
 from tril.model.runs import find_checkpoint, run_folder
 from tril.model.text_clusters import TextClusters
 from tril.model.training.hardware import use_device
-from tril.scripts.cli.errors import user_errors, writable
+from tril.scripts.cli.errors import shell_command, user_errors, writable
 from tril.scripts.experiments.losses import spread
 from tril.scripts.experiments.sweep import Sweep, Variant, read_sweep
 
 SHOWN_TOKENS = 48  # of the validation part, without a prompt: those of head_maps.npz
 REPEATED_TOKENS = 16  # of these follow once more, so that a head that continues repeated text shows
 N_NEXT_TOKENS = 10  # most probable next tokens on the page
-SCOPE = (
-    "This describes one trained model on one text, not its configuration: another seed gives other heads. "
-    "python scripts/heads.py dir=SWEEP averages over the seeds of a sweep."
-)
+SCOPE = "This describes one trained model on one text, not its configuration: another seed gives other heads."
 EXPLAINED = (
     "Change of the loss in nats per token without a head: the sum over the heads of a layer, each removed alone, and "
     "the largest (rank 1), second largest, ... of a model; noise raises the first ranks and lowers the last ones. "
@@ -119,16 +115,15 @@ def describe_model(path: Path, windows: int, prompt: str | None, seed: int, out:
         effect = f"{row['change']:+.4f} ± {row['high'] - row['change']:.4f}"
         lines.append([row["head"], effect, row["verdict"], *(f"{row[name]:.3f}" for name in SCORES)])
     lines.append([UNIFORM, "", "", *(f"{uniform[name]:.3f}" for name in SCORES)])
-    print(
-        f"{textwrap.fill(in_words(heads, scores.uniform), 120)}\n\n"
-        f"Loss of the whole model: {ablation.loss:.4f} nats per token over {windows} windows.\n"
-        f"Change of the loss without a head, the most important head first, with an interval over "
-        f"{clusters.describe()};\nthe intervals of all {len(heads)} heads hold together in 95%, and "
-        "more windows make them narrower.\n"
-        f"Then what the head attends to (induction: on {scores.induction_length} random tokens, repeated):\n\n"
-        f"{markdown_table(lines, (0, 2))}\n\n{SCOPE}\n\n{folder}: {files}",
-        flush=True,
+    explained = (
+        f"Loss of the whole model: {ablation.loss:.4f} nats per token over {windows} windows. The table has the change "
+        f"of the loss without each head, the most important head first, with an interval over {clusters.describe()}. "
+        f"The intervals of all {len(heads)} heads hold together in 95%; more windows make them narrower. Then come "
+        f"the scores of its attention; induction is measured on {scores.induction_length} random tokens, repeated."
     )
+    scope = f"{SCOPE} For averages over seeds:  {shell_command('heads', 'dir=SWEEP')}"
+    parts = [in_words(heads, scores.uniform), explained, markdown_table(lines, (0, 2)), scope, f"{folder}: {files}"]
+    print("\n\n".join(part if "\n" in part else wrapped(part) for part in parts), flush=True)
 
 
 def sample_windows(checkpoint: Checkpoint, n: int) -> tuple[np.ndarray, TokenWindows, TextClusters, np.ndarray]:

@@ -74,6 +74,7 @@ def test_the_heads_of_one_run_in_words_a_table_and_files(folder):
     assert set(folder.rglob("*")) - before == {out, *(out / name for name in written)} and len(written) == 5
     assert len(result.stderr.splitlines()) == 1  # what is measured, and no warnings
     assert (out / "heads.png").read_bytes().startswith(b"\x89PNG") and re.match(r"(L\dH\d|No head) ", result.stdout)
+    assert max(len(line) for line in result.stdout.splitlines() if not line.startswith("|")) <= 120
     content = json.loads((out / "heads.json").read_text())
     assert (len(content["windows"]["numbers"]), content["windows"]["length"]) == (8, T)
     checkpoint = str(Path(RUN, "checkpoints/best.ckpt"))

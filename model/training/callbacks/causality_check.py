@@ -1,10 +1,12 @@
 """The short certificate before the first step of every run, and the refusal to train a model that sees the future."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning import Callback, Trainer
+from tqdm import tqdm
 
 from tril.model.atomic_files import write_json
 from tril.model.causality.certificate import Certificate
@@ -12,6 +14,7 @@ from tril.model.causality.claims import Result
 from tril.model.causality.loss import restored, restored_modes
 from tril.model.causality.model import randomize
 from tril.model.causality.step import ROWS, Step, check_step, check_weights, check_windows
+from tril.model.training.callbacks.output import short_bar
 from tril.model.training.module import TrainingModule
 from tril.model.training.settings import RunRefused
 
@@ -82,6 +85,17 @@ class CausalityCheck(Callback):
             raise RunRefused(f"the causality certificate {fails}; {remedy}")
 
 
+@dataclass(kw_only=True)
+class ShownCertificate(Certificate):
+    """A certificate that counts its results on a progress bar."""
+
+    bar: tqdm
+
+    def add(self, result: Result) -> None:
+        self.bar.update()
+        super().add(result)
+
+
 def step_of(module: TrainingModule, trainer: Trainer) -> Step:
     data = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue] set by fit
     windows, precision = (data.batch_size, data.lengths), str(trainer.precision)
@@ -91,8 +105,9 @@ def step_of(module: TrainingModule, trainer: Trainer) -> Step:
 def certify(module: TrainingModule, trainer: Trainer) -> Certificate:
     """All checks with random weights, of the model, of the loss and of the windows; the weights are the same after."""
     step, data = step_of(module, trainer), trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue] set by fit
-    certificate, device = Certificate("the loss of a training step, and its model"), module.model.embed.weight.device
-    with certificate.running(), restored(module.model):
+    bar, device = short_bar(desc="causality", unit=" checks"), module.model.embed.weight.device
+    certificate = ShownCertificate("the loss of a training step, and its model", bar=bar)
+    with bar, certificate.running(), restored(module.model):
         randomize(module.model, torch.Generator(device).manual_seed(0))
         check_step(certificate, step)
         check_windows(certificate, data.windows_of, step)

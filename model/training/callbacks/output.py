@@ -7,9 +7,12 @@ from typing import Any
 
 from lightning import Callback, Trainer
 from lightning.pytorch.loggers import WandbLogger
+from lightning.pytorch.utilities import rank_zero_only
 from tqdm import tqdm
 
+from tril.data.cache import PROGRESS
 from tril.data.tokenizer import encode_prompt
+from tril.model.formats import clock
 from tril.model.generation.language_model import LanguageModel
 from tril.model.runs import partial_validation
 from tril.model.training.callbacks.metrics import Metrics
@@ -19,11 +22,17 @@ from tril.model.training.settings import ProgressConfig, RunRefused, SamplesConf
 PRINTED = 3  # samples at the end of a run
 
 
+def short_bar(**options: Any) -> tqdm:
+    """A bar of what usually takes less than two seconds; after them, rank 0 shows it on a terminal."""
+    return tqdm(**PROGRESS | {"disable": rank_zero_only.rank > 0 or None, "dynamic_ncols": True} | options)
+
+
 class Progress(Callback):
     """A progress bar on a terminal; elsewhere, as in a log file, a number of plain lines. One line per validation."""
 
     def __init__(self, config: ProgressConfig) -> None:
         self.config = config
+        self._bar = self._validation = tqdm(disable=True)
 
     def on_train_start(self, trainer: Trainer, pl_module: TrainingModule) -> None:
         self._last_line_step = trainer.global_step
@@ -32,26 +41,36 @@ class Progress(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: TrainingModule, outputs, batch, batch_idx: int) -> None:
         metrics, step = Metrics.of(trainer), trainer.global_step
+        self._bar.update(step - self._bar.n)
         row = metrics.last("train/loss")
         if row is None or row["step"] != step or not trainer.is_global_zero:
             return
         text = f"loss {row['train/loss']:.3f}, {row['train/tokens_per_second']:,.0f} tokens/s"
-        self._bar.set_postfix_str(text, refresh=False)
-        self._bar.update(step - self._bar.n)
+        self._bar.set_postfix_str(text)
         if self._bar.disable and step >= self._last_line_step + trainer.max_steps / self.config.lines:
             self._last_line_step = step
             tokens_left = (trainer.max_steps - step) * metrics.tokens / step
-            left = tqdm.format_interval(tokens_left / metrics.tokens_per_second())
+            left = clock(tokens_left / metrics.tokens_per_second())
             print(f"step {step:>6,}/{trainer.max_steps:,}  {text}, {left} left", flush=True)
 
+    def on_validation_start(self, trainer: Trainer, pl_module: TrainingModule) -> None:
+        self._validation = short_bar(desc="validation", total=int(trainer.num_val_batches[0]), unit=" batches")
+
+    def on_validation_batch_end(self, *_: Any) -> None:
+        self._validation.update()
+
     def on_validation_end(self, trainer: Trainer, pl_module: TrainingModule) -> None:
+        self._validation.close()
         metrics = Metrics.of(trainer)
         row, part = metrics.rows("val/loss")[-1], partial_validation(metrics.val_windows)
         if trainer.is_global_zero:
             tqdm.write(f"step {row['step']:>6,}  validation: {figures(row, 'val/')}" + (f" ({part})" if part else ""))
 
-    def on_train_end(self, trainer: Trainer, pl_module: TrainingModule) -> None:
+    def on_train_end(self, *_: Any) -> None:
+        self._validation.close()
         self._bar.close()
+
+    on_exception = on_train_end  # the error begins a line
 
 
 def figures(row: Mapping[str, Any], prefix: str) -> str:
