@@ -196,7 +196,7 @@ def flatten(tree: Mapping[str, Any]) -> dict[str, Any]:
     flat = {}
     for key, value in tree.items():
         below = flatten(value) if isinstance(value, Mapping) and value else None
-        flat |= {key: value} if below is None else {f"{key}.{name}": item for name, item in below.items()}
+        flat |= {str(key): value} if below is None else {f"{key}.{name}": item for name, item in below.items()}
     return flat
 
 
@@ -252,3 +252,9 @@ def printable(text: object, keep: str = "") -> str:
 def first_line(error: BaseException) -> str:
     """Of the message of a library's error, or the name of its class."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def one_line(text: str) -> str:
+    """At most 600 characters without line breaks and control characters, since a file can contain any."""
+    text = text if len(text) <= 600 else f"{text[:300]} ... {text[-295:]}"
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())

@@ -10,8 +10,12 @@ is a zip archive with a CRC-32 of each record, which `torch.load` does not verif
 import contextlib
 import functools
 import hashlib
+import math
+import pickletools
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import field, fields
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile, ZipFile
@@ -21,14 +25,16 @@ from pydantic import ValidationError
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from tril.data.settings import explain, strict_settings
-from tril.model.atomic_files import atomic_path
+from tril.data.settings import explain, one_line, strict_settings
+from tril.model.atomic_files import atomic_path, check_archive
 from tril.model.config import GPTConfig
 from tril.model.generation.language_model import LanguageModel
 from tril.model.gpt import GPT
 
 PREFIX = "model."  # of parameter names: the GPT is the attribute `model` of the module that Lightning saves
 PACKAGE = Path(__file__).resolve().parents[1]
+MAX_PATHS = 1_000_000  # to one value of a checkpoint
+PLAIN = ("BINUNICODE", "GLOBAL", "SHORT_BINSTRING")  # after which a pickle keeps a value that has no others
 SOURCES = ("train.py", "model/**/*.py", "data/**/*.py")  # the code that decides a run's results
 
 
@@ -167,6 +173,10 @@ def load_plain(path: str | Path, *, mmap: bool = True) -> Any:
     """What `torch.load` reads without running code from a file whose CRC-32s are right. Raises as `read_state`."""
     try:
         with ZipFile(path) as archive:
+            check_archive(archive)
+            for record in archive.namelist():
+                if record.endswith("data.pkl"):
+                    check_pickle(archive.read(record))
             if (record := archive.testzip()) is not None:
                 raise BadZipFile(f"the CRC-32 of {record} differs")
         return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
@@ -176,6 +186,19 @@ def load_plain(path: str | Path, *, mmap: bool = True) -> Any:
         reason = str(error) if isinstance(error, BadZipFile) else type(error).__name__  # torch's advise to allow code
         remedy = "use another checkpoint of its folder, restore it from a copy, or train again"
         raise ValueError(one_line(f"{path} is damaged, or is not a checkpoint ({reason}); {remedy}")) from error
+
+
+def check_pickle(content: bytes) -> None:
+    """Raises BadZipFile if the containers of a pickle share each other so that hashing or printing one may not end.
+
+    600 bytes can hold 60 tuples, each of which has the one before twice, so that there are 2^60 paths to the first.
+    """
+    steps = [(opcode.name, argument) for opcode, argument, _ in pickletools.genops(content)]
+    is_put = [(before, key) for (before, _), (name, key) in pairwise(steps) if name.endswith("PUT")]
+    texts = {key for before, key in is_put if before in PLAIN} - {key for before, key in is_put if before not in PLAIN}
+    shared = Counter(key for name, key in steps if name.endswith("GET") and key not in texts)
+    if math.prod(1 + n for n in shared.values()) > MAX_PATHS:
+        raise BadZipFile(f"{len(shared)} of its containers are shared")
 
 
 @contextlib.contextmanager
@@ -209,9 +232,3 @@ def verdict(checkpoint: Checkpoint) -> str:
     when = "before training, with random weights" if step is None else f"at step {step}"
     verb = "belongs" if (step, checkpoint.code) == (checkpoint.step, code_sha256()) else "does not belong"
     return one_line(f"{'passed' if passed else 'FAILED'} {when}; {verb} to this step and code")
-
-
-def one_line(text: str) -> str:
-    """At most 600 characters without line breaks and control characters, since a file can contain any."""
-    text = " ".join("".join(c if c.isprintable() else " " for c in text).split())
-    return text if len(text) <= 600 else f"{text[:300]} ... {text[-296:]}"

@@ -6,6 +6,7 @@ This module does not import torch, so that an entry point can check paths before
 import contextlib
 import csv
 import json
+import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,7 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from tril.model.atomic_files import read_arrays, reading
+
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
     from tril.model.generation.language_model import LanguageModel
@@ -28,8 +32,14 @@ SETTINGS = "config.yaml"  # written when a run starts
 SUMMARY = "summary.json"  # written last: a run with this file is finished
 FAILURE = "failed.json"  # how a run of a sweep failed
 SWEEP = "launches.jsonl"  # the commands of a sweep and their runs, in its folder
-METRICS = "csv/version_0/metrics.csv"
+METRICS, WINDOWS = "csv/version_0/metrics.csv", "windows_last.npz"
 LOCK = ".run.lock"  # held while a process trains the run
+FIGURES = (  # of a summary.json: numbers, or null
+    *("final_val_loss", "final_val_bpb", "best_val_loss", "best_val_bpb", "parameters", "flops_per_token", "tokens"),
+    *("tokens_per_second", "peak_memory_gb", "seconds", "val_bytes_per_token"),
+)
+MAX_LINE = 1 << 20  # characters of a line of metrics.csv, after which it is skipped
+MAX_DEPTH = 20  # of a config.yaml
 
 
 def load(path: str | Path = "latest", device: "torch.device | str" = "cpu") -> "LanguageModel":
@@ -71,8 +81,13 @@ class Run:
     @property
     def summary(self) -> dict[str, Any]:
         """The results: the content of summary.json."""
-        with _reading(self.folder / SUMMARY) as path:
-            return dict(json.loads(path.read_text(encoding="utf-8")))
+        with reading(self.folder / SUMMARY) as path:
+            summary = json.loads(path.read_text(encoding="utf-8"))
+            figures, windows = map(summary.get, FIGURES), summary.get("val_windows") or {"scored": 0, "of": 0}
+            required = (summary["final_val_loss"], summary["final_val_bpb"], windows["scored"], windows["of"])
+            [math.fabs(x) for x in (*figures, *required) if x is not None]  # an error for what is no number
+            hash(summary.get("data_fingerprint"))
+            return summary
 
     @property
     def metrics(self) -> list[dict[str, float]]:
@@ -81,20 +96,41 @@ class Run:
         A step has a row for each kind of metrics, such as "train/loss" or "val/loss". The last line can be incomplete,
         where a full disk ended the run.
         """
-        with _reading(self.folder / METRICS) as path, path.open(encoding="utf-8", newline="") as file:
-            lines = csv.DictReader(line for line in file if line.endswith("\n"))
+        with reading(self.folder / METRICS) as path, path.open(encoding="utf-8", newline="") as file:
+            lines = csv.DictReader(line for line in iter(lambda: file.readline(MAX_LINE), "") if line.endswith("\n"))
             rows = [{key: float(text) for key, text in line.items() if text} for line in lines]
             return [row | {"step": int(row["step"])} for row in rows]
+
+    @property
+    def windows(self) -> "dict[str, np.ndarray] | None":
+        """Losses of the last validation; None if they were not kept.
+
+        For each of N windows, and of D documents in the order of the text: "nll", "targets", (N,), the sum of its
+        losses in nats and its number of targets; "document_nll", "document_targets", (D,); "context_length".
+        """
+        if not (path := self.folder / WINDOWS).is_file():
+            return None
+        windows = read_arrays(path)
+        with reading(path):
+            pairs = [("nll", "targets"), ("document_nll", "document_targets")][: 1 + ("document_nll" in windows)]
+            is_number = [x.dtype.kind in "iuf" and x.ndim < 2 for x in windows.values()]
+            matching = [windows[a].shape == windows[b].shape for a, b in pairs]
+            if not all(is_number + matching) or int(windows["context_length"].item()) < 1:
+                raise ValueError("its arrays are no numbers, or do not match")
+        return windows
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
         """No other process trains the run in the block, unless the file system has no locks.
 
         Raises:
-            ValueError: another process trains it.
+            ValueError: another process trains it, or it has a link, through which the run would write elsewhere.
         """
         import filelock
 
+        for path in (path for name in ("*", f"{CHECKPOINTS}/*", "csv/*", "csv/*/*") for path in self.folder.glob(name)):
+            if path.is_symlink():
+                raise ValueError(f"{path} is a link, through which the run would write elsewhere; copy what it names")
         lock = filelock.FileLock(self.folder / LOCK, timeout=0)
         try:
             with contextlib.suppress(NotImplementedError):  # of a file system without locks
@@ -114,18 +150,14 @@ class Run:
 
 def read_settings(path: Path) -> dict[str, Any]:
     """The content of a config.yaml as plain values. Raises ValueError for a damaged one."""
-    with _reading(path):
-        return dict(yaml.safe_load(path.read_text(encoding="utf-8")))
-
-
-@contextlib.contextmanager
-def _reading(path: Path) -> Iterator[Path]:
-    """Names the file in the error if its content is damaged."""
-    try:
-        yield path
-    except (yaml.YAMLError, csv.Error, ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
-        problem = " ".join(str(error).split()).replace(' in "<unicode string>",', ",")
-        raise ValueError(f"{path} cannot be read ({problem}); restore it") from error
+    with reading(path):
+        text = path.read_text(encoding="utf-8")
+        depth = 0
+        for event in yaml.parse(text):  # 60 aliases can make 2^60 values, and deep lists take quadratic time
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > MAX_DEPTH or isinstance(event, yaml.AliasEvent):
+                raise ValueError(f"it has an alias, or more than {MAX_DEPTH} levels")
+        return dict(yaml.safe_load(text))
 
 
 def find_checkpoint(path: str | Path, *, prefer: tuple[str, ...] = ("best", "last")) -> Path:

@@ -28,7 +28,7 @@ from tril.data.settings import build, setting, strict_settings
 from tril.model.runs import find_checkpoint, run_folder
 from tril.scripts.cli.app import Composed, command
 from tril.scripts.cli.config import refuse_unused
-from tril.scripts.cli.errors import check_writable, fail, user_errors, writable
+from tril.scripts.cli.errors import check_writable, fail, printed_too, user_errors, writable
 
 if TYPE_CHECKING:
     from tril.model.causality.model import Model
@@ -121,12 +121,11 @@ def main(settings: CertifyCommand, composed: Composed) -> None:
         if stored is not None and certificate.passed:
             with certificate.running():
                 check_stored_step(certificate, gpt, stored)
-        write_json(writable(folder, "out") / "causality.json", certificate.to_dict() | origin)
+        with printed_too(f"{certificate}\n{folder}: causality.json"):
+            write_json(writable(folder, "out") / "causality.json", certificate.to_dict() | origin)
     except ModelError as error:
         fail(error, status=3)
     else:
-        print(certificate)
-        print(f"{folder}: causality.json", flush=True)
         sys.exit(1 if certificate.failures else 4 if certificate.undecided else 0)
 
 

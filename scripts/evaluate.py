@@ -19,7 +19,7 @@ from tril.model.evaluation.config import EvaluateConfig
 from tril.model.runs import find_checkpoint, run_folder
 from tril.scripts.cli.app import Composed, command
 from tril.scripts.cli.config import refuse_unused
-from tril.scripts.cli.errors import check_writable, user_errors
+from tril.scripts.cli.errors import check_writable, printed_too, user_errors
 
 OF_TRAINING = tuple(
     f"data.{name}" for name in ("tokenizer", "batch_size", "double_length_at", "val_batch_size", "document_mask")
@@ -53,9 +53,9 @@ def main(settings: EvaluateConfig, composed: Composed) -> None:
         else:
             name, result = "evaluation", evaluate_texts(subjects, source, settings.part)
     report, text = result
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / f"{name}.json", subjects[0].describe() | report)
-    print(f"{text}\n{folder}: {name}.json", flush=True)
+    with printed_too(f"{text}\n{folder}: {name}.json"):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / f"{name}.json", subjects[0].describe() | report)
 
 
 if __name__ == "__main__":

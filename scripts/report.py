@@ -17,7 +17,7 @@ from pydantic.dataclasses import dataclass
 from tril.data.settings import setting, strict_settings
 from tril.model.runs import SETTINGS, find_sweep
 from tril.scripts.cli.app import Composed, command
-from tril.scripts.cli.errors import user_errors, writable
+from tril.scripts.cli.errors import printed_too, user_errors, writable
 
 
 @dataclass(frozen=True, config=strict_settings())
@@ -57,7 +57,9 @@ def main(settings: ReportCommand, composed: Composed) -> None:
         report = read_report(folder, settings.baseline, settings.margin, settings.tune)
         status = 0 if settings.candidate is None else report.status(settings.candidate)
         to = writable(settings.out or folder, "out")
-        print(f"{report.shown()}\n\n{to}: {', '.join(report.write(to))}", flush=True)
+        with printed_too(report.shown()):
+            files = report.write(to)
+        print(f"\n{to}: {', '.join(files)}", flush=True)
     sys.exit(status)
 
 

@@ -35,7 +35,7 @@ def text_of_run(checkpoint: Checkpoint) -> tuple[DataConfig, PreparedText]:
     if not (settings := unflatten(checkpoint.settings).get("data")):
         raise ValueError(f"{checkpoint.path} does not say on which text it was trained; name a run")
     prepared = (data := parse(settings)).prepare()
-    now, before = prepared.meta["fingerprint"][:12], checkpoint.data["fingerprint"][:12]
+    now, before = prepared.meta["fingerprint"][:12], str(checkpoint.data.get("fingerprint"))[:12]
     if now != before:
         changed = f"the text has changed since the run (fingerprint {now} instead of {before})"
         raise ValueError(f"{changed}; restore it, or train again")

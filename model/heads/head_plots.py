@@ -30,6 +30,7 @@ def saved_figure(path: str | Path, width: float, height: float) -> Iterator["Fig
 
     figure = Figure(figsize=(width, height), layout="constrained")
     yield figure
+    Path(path).unlink(missing_ok=True)  # perhaps a link to another place
     figure.savefig(path, dpi=DPI)
 
 

@@ -3,16 +3,15 @@
 Letters: L layers, H heads, T tokens. This module does not import torch.
 """
 
-import contextlib
-import zipfile
+import math
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tril.model.atomic_files import atomic_path
+from tril.model.atomic_files import atomic_path, read_arrays, reading
 from tril.model.config import GPTConfig
 
 if TYPE_CHECKING:
@@ -44,19 +43,10 @@ def read_records(folder: Path) -> "DataFrame | None":
     path = folder / HEAD_SCORES
     if not path.is_file():
         return None
-    with error_if_damaged(path):
+    with reading(path):
         rows = pd.read_csv(path).astype({"step": int})
         table = rows.pivot(index="step", columns="head").astype(float)
         return table.reindex(columns=rows["head"].unique(), level="head")  # as in the file: L2H0 before L10H0
-
-
-@contextlib.contextmanager
-def error_if_damaged(path: Path) -> Iterator[None]:
-    """Turns the errors of parsers into a ValueError that names the file."""
-    try:
-        yield
-    except (ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise ValueError(f"{path} is damaged ({error}); restore it, or move it away") from error
 
 
 def compress_maps(maps: np.ndarray) -> np.ndarray:
@@ -102,7 +92,10 @@ def read_maps(folder: Path) -> tuple[list[int], dict[int, np.ndarray]]:
     path = folder / HEAD_MAPS
     if not path.is_file():
         return [], {}
-    with error_if_damaged(path), np.load(path) as arrays:
-        steps = {int(name): zlib.decompress(arrays[name].tobytes()) for name in arrays.files if name.isdecimal()}
-        codes = {step: np.frombuffer(each, np.uint8).reshape(arrays["shape"]) for step, each in steps.items()}
-        return arrays["ids"].tolist(), codes
+    arrays = read_arrays(path)
+    with reading(path):
+        ids, shape = arrays["ids"].tolist(), arrays["shape"].tolist()
+        maps = {int(name): each.tobytes() for name, each in arrays.items() if name.isdecimal()}
+        size = math.prod(shape) + 1  # one more, so that too long ones differ
+        codes = {step: zlib.decompressobj().decompress(each, size) for step, each in maps.items()}
+        return ids, {step: np.frombuffer(each, np.uint8).reshape(shape) for step, each in codes.items()}

@@ -12,9 +12,10 @@ from typing import Any
 
 from torch import Tensor
 
-from tril.data.settings import typed
+from tril.data.settings import one_line, typed
 from tril.data.tokenizer import check_ids, load_tokenizer
-from tril.model.checkpoint import Checkpoint, named, one_line
+from tril.model.atomic_files import reading
+from tril.model.checkpoint import Checkpoint, named
 from tril.model.config import GPTConfig
 from tril.model.interop.architectures import HUGGING_FACE, read_config, read_weights
 
@@ -124,12 +125,8 @@ def _read_text(path: Path) -> str:
     except FileNotFoundError as error:
         remedy = "save it again with save_pretrained of transformers, the tokenizer too"
         raise FileNotFoundError(f"{path.parent} has no {path.name}; {remedy}") from error
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path.name} is not UTF-8 ({error.reason}); copy it again") from error
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    try:
+    with reading(path):
         return dict(json.loads(_read_text(path)))
-    except (ValueError, TypeError, RecursionError) as error:
-        raise ValueError(f"{path.name} is not a JSON object ({error}); copy it again") from error

@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
+from tril.data.settings import one_line
 from tril.model.atomic_files import write_json
 from tril.model.causality.hf import quiet
-from tril.model.checkpoint import Checkpoint, one_line, verdict
+from tril.model.checkpoint import Checkpoint, verdict
 from tril.model.generation.language_model import LanguageModel
 from tril.model.gpt import GPTConfig
 from tril.model.interop.architectures import HEAD, HUGGING_FACE, write_config, write_weights

@@ -13,6 +13,7 @@ from lightning.pytorch.callbacks import EarlyStopping, Timer
 from lightning.pytorch.loggers import Logger, WandbLogger
 
 from tril.data.datamodule import TextDataModule
+from tril.data.settings import one_line
 from tril.model.training.callbacks.causality_check import CausalityCheck
 from tril.model.training.callbacks.heads import HeadRecorder
 from tril.model.training.callbacks.metrics import Metrics, NonFiniteError
@@ -151,6 +152,10 @@ def fit(
             remedy = f"lower {sizes} or model.dim={module.model.config.dim}"
             accumulate = "trainer.accumulate_grad_batches makes up for a smaller batch"
             raise MemoryError(f"out of memory; {remedy} ({accumulate})") from None
+        is_restored = checkpoint is None or trainer.global_step > Metrics.of(trainer).resumed_at
+        if not is_restored and not isinstance(error, OSError | NonFiniteError | RunRefused):
+            cause = f"{checkpoint} does not go on ({one_line(f'{type(error).__name__}: {error}')})"
+            raise RunRefused(f"{cause}; use another checkpoint of its folder") from error
         raise
     _finish_loggers(trainer, failed=False)
 

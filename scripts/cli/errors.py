@@ -12,6 +12,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from tril.data.settings import Setting, explain, nearest, printable
+from tril.model.runs import CHECKPOINTS, SETTINGS, SWEEP
 
 # Names that nanoGPT, litgpt and Lightning have for settings of Tril.
 OTHER_NAMES = {
@@ -81,6 +82,17 @@ def exit_with_one_line() -> Iterator[None]:
         sys.exit(141) if error.errno == errno.EPIPE else fail(f"cannot write the output: {error.strerror}")
 
 
+@contextlib.contextmanager
+def printed_too(text: str) -> Iterator[None]:
+    """Prints the result that the block writes, even if it cannot be written, which is a UserError then."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(message_of(error)) from error
+    finally:
+        print(text, flush=True)
+
+
 def message_of(error: BaseException) -> str:
     """The error in one line."""
     return explain(error) if isinstance(error, ValidationError) else " ".join(str(error).split())
@@ -132,7 +144,12 @@ def shell_command(script: str, *settings: str) -> str:
 
 
 def check_writable(folder: Path, key: str) -> None:
-    """Raises OSError if `folder`, which need not exist, cannot be written to; the setting `key` chooses it."""
+    """Raises OSError if `folder`, which need not exist, cannot be written to; the setting `key` chooses it.
+
+    A link in the folder of a run, which may come from somebody else, is not followed.
+    """
+    if folder.is_symlink() and any((folder.parent / name).exists() for name in (SETTINGS, SWEEP, CHECKPOINTS)):
+        raise OSError(f"{folder} is a link to another place; choose a folder with {key}=FOLDER")
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
         raise OSError(f"cannot write to {folder}; choose another folder with {key}=FOLDER")

@@ -74,7 +74,7 @@ def check_text(checkpoint: "Checkpoint", fingerprint: str) -> None:
 
     from tril.model.checkpoint import code_sha256
 
-    if fingerprint != (before := checkpoint.data["fingerprint"]):
+    if fingerprint != (before := str(checkpoint.data.get("fingerprint"))):
         differs = f"the data (fingerprint {fingerprint[:12]}) must be those of {checkpoint.path} ({before[:12]})"
         raise ValueError(f"{differs}: the text, its split or its tokenizer changed; restore them, or start a new run")
     before, now = (version.rpartition(".")[0] for version in (checkpoint.torch_version, torch.__version__))

@@ -52,6 +52,7 @@ def draw(sweep: Sweep, losses: Losses, folder: Path, comparisons: Mapping[str, C
     drawn = {"differences": plot_differences(sweep, losses, comparisons), "curves": plot_curves(sweep)}
     pictures = {name: picture for name, picture in drawn.items() if picture is not None}
     for picture in pictures.values():
+        (folder / picture.file).unlink(missing_ok=True)  # perhaps a link to another place
         picture.figure.savefig(folder / picture.file, dpi=DPI)
     return pictures
 
@@ -127,7 +128,9 @@ def curve_of(run: Run, name: str) -> np.ndarray:
         rows = RunFolder(run.folder).metrics
     except FileNotFoundError:
         rows = []
-    points = [(row["train/tokens"], row[f"{name}/loss"]) for row in rows if f"{name}/loss" in row]
+    points = [
+        (row["train/tokens"], row[f"{name}/loss"]) for row in rows if {"train/tokens", f"{name}/loss"} <= row.keys()
+    ]
     curve = np.array(points, float).reshape(-1, 2)
     return curve[np.isfinite(curve[:, 1])]
 

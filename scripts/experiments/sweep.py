@@ -7,7 +7,6 @@ import functools
 import json
 import math
 import re
-import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,13 +14,13 @@ from pathlib import Path
 import numpy as np
 
 from tril.data.settings import flatten
+from tril.model.atomic_files import reading
 from tril.model.intervals import Interval, mean_interval
 from tril.model.runs import FAILURE, SETTINGS, SUMMARY, SWEEP, partial_validation, read_settings, state_of
 from tril.model.runs import Run as RunFolder
 
 NO_VARIANT = ("seed", "output_dir", "resume", "sweep", "callbacks", "logger")  # settings that do not define a variant
 LOSSES = ("final_val_loss", "final_val_bpb", "best_val_loss", "best_val_bpb")
-WINDOWS = "windows_last.npz"
 RUNNING = ("unfinished", "not started")
 
 
@@ -62,10 +61,8 @@ class Run:
     def message(self) -> str:
         """The error of a failed run."""
         path = self.folder / FAILURE
-        try:
-            return json.loads(path.read_text("utf-8"))["message"] if self.state == "failed" else ""
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path} is damaged ({error}); remove it") from error
+        with reading(path):
+            return str(json.loads(path.read_text("utf-8"))["message"]) if self.state == "failed" else ""
 
     @property
     def diverged(self) -> bool:
@@ -73,19 +70,8 @@ class Run:
 
     @functools.cached_property
     def windows(self) -> dict[str, np.ndarray] | None:
-        """Losses of the last validation; None if they were not kept, or the run diverged after it.
-
-        For each of N windows, and of D documents in the order of the text: "nll", "targets", (N,), the sum of its
-        losses in nats and its number of targets; "document_nll", "document_targets", (D,); "context_length".
-        """
-        path = self.folder / WINDOWS
-        if not path.is_file() or (self.summary and self.diverged):
-            return None
-        try:
-            with np.load(path) as arrays:
-                return dict(arrays)
-        except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-            raise ValueError(f"{path} is damaged ({error}); remove it, or train that run again") from error
+        """Losses of the last validation; None if they were not kept, or the run diverged after it."""
+        return None if self.summary and self.diverged else RunFolder(self.folder).windows
 
 
 @dataclass(frozen=True)
@@ -185,15 +171,20 @@ def read_sweep(folder: str | Path, baseline: str | None = None) -> Sweep:
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is not a folder; name a sweep's, below multirun/")
     launches = read_launches(folder)
-    planned = planned_runs(launches).values()
-    runs = [Run(folder / each["folder"], each["seed"], each["values"]) for each in planned] or discovered_runs(folder)
+    with reading(folder / SWEEP):
+        planned, swept = (
+            planned_runs(launches).values(),
+            [str(key) for launch in launches[:1] for key in launch["swept"]],
+        )
+        runs = [Run(folder / x["folder"], int(x["seed"]), {key: x["values"][key] for key in swept}) for x in planned]
+    runs = runs or discovered_runs(folder)
     if not runs:
         raise FileNotFoundError(f"{folder} has neither {SWEEP} nor a run with {SETTINGS}; name a sweep's folder")
     variants: dict[str, dict[int, Run]] = {}
     for run in runs:
         of_seeds = variants.setdefault(text_of(run.values), {})
         of_seeds[run.seed] = max(of_seeds.get(run.seed, run), run, key=_precedence)
-    keys = tuple(launches[0]["swept"] if launches else runs[0].values)
+    keys = tuple(runs[0].values)
     every = []
     for of_seeds in variants.values():
         members = tuple(of_seeds[seed] for seed in sorted(of_seeds))
@@ -225,10 +216,9 @@ def read_launches(folder: Path) -> list[dict]:
         ValueError: it is damaged.
     """
     path = folder / SWEEP
-    try:
-        return [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.is_file() else []
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged ({error}); restore it, or remove it to read the runs below") from error
+    with reading(path):
+        launches = [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.is_file() else []
+        return [launch | {"baseline": dict(launch["baseline"])} for launch in launches]
 
 
 def planned_runs(launches: Sequence[dict]) -> dict[str, dict]:

@@ -28,7 +28,7 @@ from tril.model.masks import document_options
 from tril.model.runs import find_checkpoint, run_folder
 from tril.model.text_clusters import TextClusters
 from tril.model.training.hardware import use_device
-from tril.scripts.cli.errors import shell_command, user_errors, writable
+from tril.scripts.cli.errors import printed_too, shell_command, user_errors, writable
 from tril.scripts.experiments.losses import spread
 from tril.scripts.experiments.sweep import Sweep, Variant, read_sweep
 
@@ -89,26 +89,7 @@ def describe_model(path: Path, windows: int, prompt: str | None, seed: int, out:
         "removal": removal,
         "shown_tokens": shown_tokens,
     }
-    write_json(folder / "heads.json", content)
     uniform = {"head": UNIFORM, **scores.uniform}
-    write_text(folder / "heads.csv", csv_text([*(row | counts for row in heads), uniform]))
-    write_text(folder / "removal.csv", csv_text(row | counts for row in removal))
-    plot_heads(folder / "heads.png", ablation, removal, records)
-    ids = torch.tensor([shown], device=lm.model.embed.weight.device)  # (1, T)
-    options = document_options(ids, text.document_eot)
-    maps = attention_maps(lm.model, ids, **options)[:, 0].cpu()  # (L, H, T, T)
-    write_page(
-        folder / "attention.html",
-        tokens=shown_tokens,
-        maps=maps,
-        probabilities=next_tokens(lm, ids, options),
-        title=f"Attention of {path}",
-        scores={
-            name.replace("_", " "): (f"{SCORES[name]}; mean over the validation windows", values)
-            for name, values in scores.heads.items()
-        },
-        earlier=earlier_maps(recorded, earlier, shown),
-    )
     files = "heads.png, attention.html, heads.csv, removal.csv, heads.json"
     lines = [["head", "change of the loss", "the model is then", *SCORES]]
     for row in sorted(heads, key=lambda row: -row["change"]):
@@ -123,7 +104,26 @@ def describe_model(path: Path, windows: int, prompt: str | None, seed: int, out:
     )
     scope = f"{SCOPE} For averages over seeds:  {shell_command('heads', 'dir=SWEEP')}"
     parts = [in_words(heads, scores.uniform), explained, markdown_table(lines, (0, 2)), scope, f"{folder}: {files}"]
-    print("\n\n".join(part if "\n" in part else wrapped(part) for part in parts), flush=True)
+    with printed_too("\n\n".join(part if "\n" in part else wrapped(part) for part in parts)):
+        write_json(folder / "heads.json", content)
+        write_text(folder / "heads.csv", csv_text([*(row | counts for row in heads), uniform]))
+        write_text(folder / "removal.csv", csv_text(row | counts for row in removal))
+        plot_heads(folder / "heads.png", ablation, removal, records)
+        ids = torch.tensor([shown], device=lm.model.embed.weight.device)  # (1, T)
+        options = document_options(ids, text.document_eot)
+        maps = attention_maps(lm.model, ids, **options)[:, 0].cpu()  # (L, H, T, T)
+        write_page(
+            folder / "attention.html",
+            tokens=shown_tokens,
+            maps=maps,
+            probabilities=next_tokens(lm, ids, options),
+            title=f"Attention of {path}",
+            scores={
+                name.replace("_", " "): (f"{SCORES[name]}; mean over the validation windows", values)
+                for name, values in scores.heads.items()
+            },
+            earlier=earlier_maps(recorded, earlier, shown),
+        )
 
 
 def sample_windows(checkpoint: Checkpoint, n: int) -> tuple[np.ndarray, TokenWindows, TextClusters, np.ndarray]:
@@ -218,13 +218,14 @@ def describe_sweep(path: Path, windows: int, out: str | None, device: str) -> No
         row = {"variant": label, **values[label], "quantity": quantity}
         average_rows.append(row | change_row(change) | {"seeds": change.seeds})
         lines.append([label, quantity, spread(change.difference, "+"), change.verdict])
-    write_text(folder / "heads.csv", csv_text(rows))
-    write_text(folder / "averages.csv", csv_text(average_rows))
-    plot_ranks(folder / "ranks.png", averages)
     n_runs = plural(sum(map(len, measured.values())), "run")
     head = f"{n_runs} of {plural(len(averages), 'variant')}, {windows} windows each.\n{EXPLAINED}"
-    print("\n\n".join([head, markdown_table(lines, (0, 1)), *["\n".join(remarks)] * bool(remarks)]))
-    print(f"\n{folder}: heads.csv, averages.csv, ranks.png", flush=True)
+    files = f"{folder}: heads.csv, averages.csv, ranks.png"
+    parts = [head, markdown_table(lines, (0, 1)), *["\n".join(remarks)] * bool(remarks), files]
+    with printed_too("\n\n".join(parts)):
+        write_text(folder / "heads.csv", csv_text(rows))
+        write_text(folder / "averages.csv", csv_text(average_rows))
+        plot_ranks(folder / "ranks.png", averages)
 
 
 def log(line: str) -> None:

@@ -138,7 +138,7 @@ def create_server(models: Sequence[PlayModel], prompt: str = "") -> "uvicorn.Ser
                 raise ValueError(f"the prompt has {n} characters; use at most {MAX_PROMPT}")
             model = models[settings.model]
             given, tokens = model.start(settings)
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             return JSONResponse({"error": printable(message_of(error))}, status_code=400, headers=HEADERS)
 
         def lines() -> Iterator[str]:

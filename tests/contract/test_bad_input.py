@@ -3,6 +3,8 @@
 A checkpoint from somebody else is data: opening it sends nothing, and writes nothing outside of its run's folder.
 """
 
+import functools
+import operator
 import runpy
 import shlex
 import shutil
@@ -230,3 +232,49 @@ def test_a_run_goes_on_unless_another_process_trains_it(copied, tmp_path):
         run(*command, cwd=tmp_path).refused("another process", copied)
     run(*command, cwd=tmp_path).succeeded()
     assert summary(copied)["steps"] == 10
+
+
+LINKED = {  # a command -> a file that it writes in the folder of a run
+    "evaluate": "evaluation/evaluation.json",
+    "heads windows=2": "heads/heads.png",
+    "train": "csv/version_0/metrics.csv",
+}
+
+
+@pytest.mark.parametrize("command", LINKED)
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_a_command_writes_nothing_through_a_link_in_the_folder_of_a_run(command, is_folder, copied, tmp_path):
+    file, (command, *more) = copied / LINKED[command], command.split()
+    link, target = (file.parent if is_folder else file), tmp_path / "elsewhere" / "target"
+    file.parent.mkdir(exist_ok=True)
+    target.parent.mkdir()
+    shutil.move(link, target) if link.exists() else target.touch()
+    link.symlink_to(target)
+    words = [f"resume={copied}", *STEPS] if command == "train" else [f"ckpt={copied}", *more]
+    with unchanged(target.parent):
+        done = run(command, *words, cwd=tmp_path)
+    assert done.returncode == (2 if is_folder or command == "train" else 0), done
+
+
+def replacing(value: object, *path: object):
+    """A function that replaces a value of a checkpoint."""
+    return lambda content: functools.reduce(operator.getitem, path[:-1], content).update({path[-1]: value})
+
+
+STATES = [  # of training, that do not fit the run
+    replacing("abc", "optimizer_states"),
+    replacing(dict.fromkeys(range(99), {"momentum_buffer": torch.zeros(3)}), "optimizer_states", 0, "state"),
+    replacing("abc", "loops"),
+    replacing(torch.zeros(1, 5, dtype=torch.uint8), "random_states", "cpu"),
+    replacing({"Metrics": 3}, "callbacks"),
+    replacing({}, "tril", "data"),
+]
+
+
+@pytest.mark.parametrize("change", STATES, ids=range(len(STATES)))
+def test_a_state_of_training_that_does_not_fit_the_run_is_one_line(change, copied, tmp_path):
+    content = torch.load(path := copied / "checkpoints" / "last.ckpt", weights_only=True)
+    change(content)
+    torch.save(content, path)
+    done = run("train", f"resume={copied}", *STEPS, cwd=tmp_path)
+    assert done.returncode == 2 and done.stderr.splitlines()[-1].startswith("error: "), done

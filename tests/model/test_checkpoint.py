@@ -3,12 +3,14 @@
 python -m pytest -n0 tests/model/test_checkpoint.py
 """
 
+import io
 import json
 import os
 import pickle
 import re
 import resource
 import shutil
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -107,8 +109,17 @@ DAMAGE = {  # what happens to the bytes of a file
     "the table of contents": lambda data: flipped(data, data.rindex(b"PK\x01\x02") + 30),
     "cut off": lambda data: data[: len(data) // 2],
     "empty": lambda data: b"",
+    "more than its bytes": lambda data: with_record(data, "last/data/zeros", 10**8),
     "a pickle": lambda data: pickle.dumps({"state_dict": {}, "tril": {}}),
 }
+
+
+def with_record(data: bytes, name: str, size: int) -> bytes:
+    """An archive with one more record, of zeros, which take no space."""
+    file = io.BytesIO(data)
+    with zipfile.ZipFile(file, "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(name, bytes(size))
+    return file.getvalue()
 
 
 def flipped(data: bytes, position: int) -> bytes:
@@ -132,6 +143,14 @@ def weight(name, tensor):
     return lambda content: content["state_dict"].update({f"model.{name}": tensor})
 
 
+def shared(depth: int, kind: type):
+    """2^depth values in less than a kilobyte."""
+    value = kind([1])
+    for _ in range(depth):
+        value = kind([value, value])
+    return value
+
+
 def large_id(content):
     content["tril"]["tokenizer"] = content["tril"]["tokenizer"].replace('"a":', '"a":4000000', 1)
 
@@ -146,6 +165,8 @@ LIES = [  # what a file says that is not so, and what the error names
     (lambda content: content["tril"].pop("tokenizer"), "tokenizer"),
     (large_id, "vocab_size=300"),
     (lambda content: content.pop("tril"), "state_dict and tril"),
+    (config(dim=shared(60, list)), "some.ckpt"),
+    (lambda content: content["state_dict"].update({shared(22, tuple): 1}), "some.ckpt"),
 ]
 
 

@@ -117,7 +117,7 @@ def test_the_models_and_the_files_of_the_page_are_served_with_a_policy_and_what_
         text = response.read().decode()
         assert response.status == 400 and message in text and ("Host" in headers or [*json.loads(text)] == ["error"])
     assert send(server, "GET", "/models", Host="evil.example").status == 400
-    for body in ({"model": 0}, [1], b"{", b"\xff"):
+    for body in ({"model": 0}, [1], b"{", b"\xff", b"[" * 100_000):
         assert send(server, "POST", "/generate", body).status == 400
     for host in (own, f"localhost:{server.port}"):
         assert send(server, "POST", "/generate", REQUEST, Host=host, Origin=f"http://{host}").status == 200

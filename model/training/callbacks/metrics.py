@@ -89,13 +89,14 @@ class Metrics(Callback):
 
     Attributes:
         run_log: all rows so far.
+        resumed_at: the step of the checkpoint that the run goes on from; 0: none.
         tokens: of all processes, in all steps so far; counted, since the size of a step may change in a resumed run.
         val_windows: how many windows the last validation has scored, and "of" how many.
     """
 
     def __init__(self, hardware: Hardware, folder: str | Path, started: float = 0.0) -> None:
         self.hardware, self.folder, self._started = hardware, Path(folder), started
-        self.run_log, self.tokens = RunLog(folder), 0
+        self.run_log, self.tokens, self.resumed_at = RunLog(folder), 0, 0
         self.val_windows: dict[str, int] = {}
         self._seconds, self._since = 0.0, None  # of training, and when the clock was started; None: it stands still
         self._norms: Row = {}  # of the step that was just made
@@ -108,7 +109,8 @@ class Metrics(Callback):
         return metrics
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: TrainingModule, checkpoint: dict[str, Any]) -> None:
-        self.run_log.resume(checkpoint["global_step"])
+        self.resumed_at = checkpoint["global_step"]
+        self.run_log.resume(self.resumed_at)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: TrainingModule, batch, batch_idx: int) -> None:
         if self._since is None:

@@ -71,7 +71,7 @@ class Attack:
 
 def test_no_file_runs_code_and_a_damaged_table_is_named(tmp_path):
     attack, meta = Attack(tmp_path / "ran"), tmp_path / "meta.pkl"
-    tables = {}, {0: "a", 2: "b"}, {0: "a", 1: "a"}, {0: "a", 1: "bc"}, {0: "\ud801"}, {0: attack}
+    tables = {}, {0: "a", 2: "b"}, {0: "a", 1: "a"}, {0: "a", 1: "bc"}, {0: "\ud801"}, {0: attack}, {0: "a", (1,): "b"}
     contents = [pickle.dumps(content) for content in (attack, "text", *({"itos": table} for table in tables))]
     for content in (*contents, b"", contents[0][:-3]):
         meta.write_bytes(content)
