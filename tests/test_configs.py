@@ -148,21 +148,3 @@ def test_shipped_yamls_have_every_key_and_give_these_sources():
     assert parsed["fineweb_edu"].tokenizer.path == "openai-community/gpt2"
     line = compose("train", ["data=hub", "data.repo=owner/name"])  # a source without a yaml file
     assert (line.settings["data"]["source"], line.settings["data"]["repo"]) == ("hub", "owner/name")
-
-
-@pytest.mark.parametrize(
-    ("context_length", "doublings", "lengths"),
-    [
-        (512, (0.3, 0.7), {128: 0.3, 256: 0.7, 512: 1}),
-        (512, (), {512: 1}),
-        (1024, (0.3, 0.7), {256: 0.3, 512: 0.7, 1024: 1}),
-        (256, (0.3, 0.7), {128: 0.7, 256: 1}),
-        (255, (0.3, 0.7), {255: 1}),  # half of it is not whole
-        (254, (0.3, 0.7), {254: 1}),  # half of it is too short
-        (300, (0.3, 0.7), {150: 0.7, 300: 1}),
-    ],
-)
-def test_the_length_of_windows_doubles_where_halves_are_whole_and_long_enough(context_length, doublings, lengths):
-    config = parse({"source": "stdlib", "double_length_at": doublings})
-    found = config.window_lengths(context_length)
-    assert found == lengths and [*found] == sorted(found)

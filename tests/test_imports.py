@@ -1,7 +1,6 @@
-"""Who may import whom, checked on the source text: the rooms in docs/design.md, and public names in tests/contract."""
+"""Who may import whom, checked on the source text: the rooms in docs/design.md."""
 
 import ast
-import re
 import subprocess
 import sys
 from graphlib import CycleError, TopologicalSorter
@@ -27,17 +26,8 @@ LAZY = (  # imported inside functions, so that a command starts without them
     *("lm_eval", "safetensors", "starlette", "transformers", "uvicorn", "wandb"),
 )
 POSIX = ("fcntl", "grp", "pwd", "resource", "termios")  # which other operating systems do not have
-PUBLIC = {  # what tests/contract may know of Tril
-    "tril.train": ("train",),
-    "tril.model": "GPT GPTConfig MultiHeadAttention causal_mask load".split(),
-    "tril.model.attention": ("attention", "attention_weights"),
-    "tril.model.causality": ("certify", "assert_causal", "certify_loss"),
-}
-ALLOWED = {*PUBLIC, *(f"{module}.{name}" for module, names in PUBLIC.items() for name in names)}
-OTHERS = ("harness.py", "test_bad_input.py")  # of the contract, which know the commands
-CONTRACT = [path for path in sorted((ROOT / "tests/contract").glob("*.py")) if path.name not in OTHERS]
 QUICK = (  # needed before a run starts, and by any pytest
-    *("tril.data.config", "tril.model.config", "tril.model.runs", "tril.model.generation.config"),
+    *("tril.train", "tril.data.config", "tril.model.config", "tril.model.runs", "tril.model.generation.config"),
     "tril.model.causality.pytest_plugin",
 )
 
@@ -100,13 +90,3 @@ def test_what_starts_quickly_imports_no_torch():
     code = f"import sys, {', '.join(QUICK)}; print([name for name in {('torch', *LAZY)} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.stdout == "[]\n", done.stdout + done.stderr
-
-
-@pytest.mark.parametrize("path", CONTRACT, ids=lambda path: path.name)
-def test_the_contract_imports_public_names_only(path):
-    text = path.read_text("utf-8")
-    names = re.findall(r"\btril(?:\.\w+)+", text)  # also in strings, as for importlib and monkeypatch
-    for module, imported in re.findall(r"^ *from (\S+) import (.+)", text, re.MULTILINE):
-        names += [f"{module}.{name}" for name in re.findall(r"\w+", imported.partition("#")[0])]
-    hidden = re.compile(r"\.|tril\b|tests\.(?!contract\.|oracles|foreign)")
-    assert not [name for name in names if hidden.match(name) and name not in ALLOWED]

@@ -84,7 +84,7 @@ def test_two_nodes_of_torchrun_are_one_run_which_goes_on_as_one_node(texts, tmp_
 
     node = "trainer.num_nodes=1", "trainer.devices=2", "trainer.max_steps=8"
     train_ranks(tmp_path, "resume=outputs/one/folder", *node)
-    train_ranks(tmp_path, *merged(settings, *node, "hydra.run.dir=whole"))
+    train_ranks(tmp_path, *merged(settings, *node, *BARE[-3:], "hydra.run.dir=whole"))  # nothing but training
     assert_same_run(tmp_path / "outputs/one/folder", tmp_path / "whole")
 
 

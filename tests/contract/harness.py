@@ -1,7 +1,4 @@
-"""How all tests run the commands of Tril, in this process or in a copy of it, and read the files that they leave.
-
-The only module of this folder that names modules of Tril which are not public; `test_imports.py` checks the others.
-"""
+"""How all tests run the commands of Tril, in this process or in a copy of it, and read the files that they leave."""
 
 import contextlib
 import csv
@@ -146,6 +143,8 @@ class Process(multiprocessing.get_context("fork").Process):
     """
 
     def __init__(self, name: str, *arguments: object, cwd: Path, before: Callable = int, **environment: str):
+        import lightning.pytorch  # noqa: F401  once here, and not in each copy
+
         super().__init__(name=name)
         self.arguments, self.cwd, self.before, self.environment = arguments, cwd, before, environment
         self.pipes = [os.pipe(), os.pipe()]  # more than a file, which a full disk would limit
@@ -258,7 +257,7 @@ def install_wheel(folder: Path) -> None:
     with TemporaryDirectory() as temporary:
         source = copy_project(Path(temporary) / "source")
         pip = (sys.executable, "-m", "pip", "-q", "install", "--no-deps", "--no-build-isolation", "--no-index")
-        subprocess.run([*pip, "--target", folder, source], check=True, timeout=240)
+        subprocess.run([*pip, "--no-compile", "--target", folder, source], check=True, timeout=240)
 
 
 @contextlib.contextmanager

@@ -1,7 +1,5 @@
 """Sweeps and what they conclude: tables, differences, intervals and verdicts, computed again from the runs' files."""
 
-import json
-
 import numpy as np
 import pytest
 import yaml
@@ -24,47 +22,26 @@ def ends_of(mean, half):
     return [mean, mean - half, mean + half]
 
 
-@pytest.fixture(scope="module")
-def judged(once, texts):
-    """A folder with the sweep of a referee, which goes on with the runs of a grid; and what both printed."""
-
-    def make(cwd):
-        common = merged(BARE[:-1], "data=files", f"data.path={texts}", "model.n_heads=2")
-        grid = run("train", "-m", *common, "seed=0", "optim.lr_scale=1,0.01", cwd=cwd).succeeded()
-        ended = min(runs(cwd).values())
-        (ended / "summary.json").unlink()  # as if it had been killed before its end
-        arms = f"common={' '.join(common)}", "margin=0.01", "baseline=optim.lr_scale=0.01", "candidate=optim.lr_scale=1"
-        referee = run("referee", *arms, cwd=cwd)
-        again = run("referee", *arms, cwd=cwd)
-        printed = [(done.returncode, done.stdout) for done in (grid, referee, again)]
-        (cwd / "printed.json").write_text(json.dumps(printed))
-
+@pytest.mark.slow
+def test_a_referee_continues_a_grid_and_the_tables_follow_from_the_files_of_the_runs(texts, tmp_path):
+    common = merged(BARE[:-1], "data=files", f"data.path={texts}", "model.n_heads=2")
+    arms = f"common={' '.join(common)}", "margin=0.01", "baseline=optim.lr_scale=0.01", "candidate=optim.lr_scale=1"
     with RUNS_IN_COPIES:
-        return once("judged", make)
-
-
-@pytest.mark.slow
-def test_a_referee_and_a_grid_train_what_is_missing_and_stop_at_a_verdict(judged):
-    (_, grid), (status, referee), (again, third) = json.loads((judged / "printed.json").read_text())
-    assert (grid.count("start "), referee.count("start "), third.count("start ")) == (2, 5, 0)
-    assert status == again == 0 and "Better: lr_scale=1 (-" in referee and len(runs(judged)) == 6
-
-
-@pytest.mark.slow
-def test_the_tables_of_a_sweep_follow_from_the_files_of_its_runs(judged, tmp_path):
-    folders = runs(judged)
+        grid = run("train", "-m", *common, "seed=0", "optim.lr_scale=1,0.01", cwd=tmp_path).succeeded()
+        (min(runs(tmp_path).values()) / "summary.json").unlink()  # as if the run had been killed before its end
+        referee, again = (run("referee", *arms, cwd=tmp_path).succeeded() for _ in range(2))
+    assert [done.stdout.count("start ") for done in (grid, referee, again)] == [2, 5, 0]
+    folders = runs(tmp_path)
+    assert "Better: lr_scale=1 (-" in referee.stdout and len(folders) == 6
     files = [[np.load(folders[rate, seed] / "windows_last.npz") for seed in range(3)] for rate in (0.01, 1)]
-    losses, targets = (
-        np.array([[each["nll"] / each["targets"] for each in row] for row in files]),
-        files[0][0]["targets"],
-    )
+    losses, targets = np.array([[x["nll"] / x["targets"] for x in row] for row in files]), files[0][0]["targets"]
     (mean,), (half,) = (each[0] for each in intervals(losses[None], targets, LEVEL))  # windows: there are 2 documents
-    sweep, out = f"dir={folders[1, 0].parent}", f"out={tmp_path}"
+    sweep, out = f"dir={folders[1, 0].parent}", "out=report"
     run("report", sweep, out, "baseline=lr_scale=0.01", cwd=tmp_path).succeeded()
-    rows = read_csv(tmp_path / "results.csv").set_index("optim.lr_scale")
+    rows = read_csv(tmp_path / "report/results.csv").set_index("optim.lr_scale")
     assert [*rows.loc[1, ["difference", "difference_low", "difference_high"]]] == pytest.approx(ends_of(mean, half))
     summaries = {key: summary(folder) for key, folder in folders.items()}
-    for _, row in read_csv(tmp_path / "runs.csv").iterrows():
+    for _, row in read_csv(tmp_path / "report/runs.csv").iterrows():
         values = summaries[row["optim.lr_scale"], row["seed"]]
         names = [name for name in row.dropna().index if isinstance(values.get(name), int | float)]
         assert [row[name] for name in names] == pytest.approx([values[name] for name in names], rel=1e-14)

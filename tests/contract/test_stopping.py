@@ -149,14 +149,6 @@ def test_no_code_in_a_checkpoint_runs(trained, tmp_path):
     assert (tmp_path / "ran").exists()
 
 
-def test_a_damaged_cache_is_prepared_again(settings, whole, tmp_path):
-    (path,) = shutil.copytree(whole / "cache", tmp_path / "cache").rglob("tokens.bin")
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-    assert_continues(tmp_path, whole, *settings)
-
-
 @pytest.mark.slow
 def test_a_full_disk_is_one_line_before_training_and_harms_no_checkpoint_later(settings, whole, tmp_path):
     train_until("tokens.bin:1", FILL_DISK, tmp_path, *settings).refused(tmp_path / "cache")

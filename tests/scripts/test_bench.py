@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.contract.harness import TINY, run
+from tests.contract.harness import BARE, run
 from tril.scripts.maintenance import bench
 
 STEPS = "print('\\n'.join(f'iter {i}: loss 1, time {ms}ms' for i, ms in enumerate([9, 9, 2, 4, 2, 9])))"
@@ -15,8 +15,8 @@ def measured(text, tmp_path, monkeypatch):
     for name, value in {"SHORT": 2, "LONG": 60}.items():
         monkeypatch.setattr(bench, name, value)
     monkeypatch.setattr("tril.model.training.hardware.keep_freed_memory", lambda: None)  # of the whole process
-    data = (f"data.path={text}", "model.vocab_size=300", "~callbacks.heads", f"data.cache_dir={tmp_path / 'cache'}")
-    always = (*TINY, *data, "--repeats=1", "--json=out.json")
+    data = (f"data.path={text}", "model.vocab_size=300", f"data.cache_dir={tmp_path / 'cache'}")
+    always = (*BARE, *data, "--repeats=1", "--json=out.json")
     return lambda *options: run("maintenance.bench", *options, *always, cwd=tmp_path)
 
 

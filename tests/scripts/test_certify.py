@@ -15,7 +15,7 @@ from torch import nn
 
 from tests.conftest import tiny_gpt
 from tests.contract.harness import TINY, interrupted, merged, newest_run, run, summary
-from tril.model import GPT, MultiHeadAttention, load, masks
+from tril.model import MultiHeadAttention, masks
 from tril.model.causality import assert_causal, certify
 from tril.model.causality.certificate import Certificate
 from tril.model.causality.step import check_stored_step
@@ -128,35 +128,6 @@ def test_a_run_with_a_defect_is_refused_and_one_without_is_not(name, texts, trai
         assert done.returncode == 2 and "causality.allow_leak=true" in done.stderr.splitlines()[-1], done
         assert not passed(newest_run(tmp_path)) and not [*tmp_path.rglob("summary.json")]
         assert name == LATER or not [*tmp_path.rglob("*.ckpt"), *tmp_path.rglob("metrics.csv")]
-
-
-@pytest.fixture
-def calls(monkeypatch):
-    """The mode, the inputs and the targets of each call of the model's loss."""
-    nll, calls = GPT.nll, []
-
-    def recording(model, ids, targets, **options):
-        calls.append((model.training, ids.clone(), targets.clone()))
-        return nll(model, ids, targets, **options)
-
-    monkeypatch.setattr(GPT, "nll", recording)
-    return calls
-
-
-def test_each_step_passes_windows_of_its_text_to_the_model_unchanged(texts, calls, tmp_path):
-    files = {True: texts.parent / "00.txt", False: texts.parent / "39.txt"}  # of training, and of validation
-    paths = f"data.path={files[True]}", f"data.val_path={files[False]}"
-    settings = merged(SMALL, *paths, "data.tokenizer.kind=byte", "~callbacks.causality")
-    run("train", *settings, cwd=tmp_path).succeeded()
-    encode = load(newest_run(tmp_path)).tokenizer.encode
-    ids = {mode: torch.tensor(encode(file.read_text("utf-8")).ids) for mode, file in files.items()}
-    assert [mode for mode, *_ in calls].count(True) == 4 and len(calls) > 8
-    for mode, inputs, targets in calls:
-        for row, answers in zip(inputs, targets, strict=True):
-            if (answers >= 0).all():  # the end of the validation text fills a part of its window
-                window = torch.cat([row, answers[-1:]])
-                assert torch.equal(row[1:], answers[:-1])
-                assert (ids[mode].unfold(0, len(window), 1) == window).all(1).any()
 
 
 def test_allow_leak_trains_and_marks_the_run(run_of, trained):

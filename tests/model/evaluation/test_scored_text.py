@@ -1,4 +1,4 @@
-"""The scores of a text against a loop over prefixes, and what the contract leaves open of its figures."""
+"""The scores of a text against a loop over prefixes, and its figures with their intervals over documents."""
 
 import math
 from dataclasses import replace
@@ -6,8 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from scipy.stats import t
 
 from tests.conftest import tiny_gpt
+from tests.oracles import cr2
 from tril.data.tokenizer import TokenizerConfig, build
 from tril.model.evaluation.scores import ScoredText
 from tril.model.generation.language_model import LanguageModel
@@ -55,10 +57,17 @@ def test_every_target_is_scored_once_with_its_context(lm):
     assert text.correct.any() and not text.correct.all()
 
 
-def test_bytes_and_the_ends_of_intervals(lm):
-    text = scored(lm)
+def test_figures_and_differences_have_the_intervals_of_their_documents(lm):
+    text, other = scored(lm), scored(LanguageModel(tiny_gpt(vocab_size=V), BYTES))
     assert text.clusters.by_document and text.bytes == pytest.approx(SIZES)
-    found = text.figures()
+    found, document = text.figures(), np.equal(TOKENS, EOT).cumsum()[:-1]  # of each target
+    sizes, difference = np.bincount(document), text.compare(other, same_tokenizer=True)["nats per token"].difference
+    for interval, values in ((found["loss"], text.nll), (difference, other.nll - text.nll)):
+        variance, df = cr2(np.bincount(document, values) / sizes, sizes)
+        half = t.isf(0.025, df) * variance**0.5
+        assert ends(interval) == pytest.approx([values.mean(), values.mean() - half, values.mean() + half], rel=1e-5)
+    assert found["bits_per_byte"].mean == pytest.approx(text.nll.sum() / math.log(2) / N_BYTES)
+    assert found["accuracy"].mean == pytest.approx(text.correct.mean())
     assert replace(text, correct=np.arange(N_TARGETS) > 0).figures()["accuracy"].high == 1
     assert ends(found["perplexity"]) == pytest.approx(np.exp(ends(found["loss"])))
 

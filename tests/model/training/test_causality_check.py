@@ -5,13 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import torch.nn.functional as F
 from lightning import Trainer
 
 from tests.conftest import tiny_gpt, training_module
 from tril.data.batches import TrainWindows, ValWindows
 from tril.model.attention import BACKENDS
-from tril.model.gpt import GPT
 from tril.model.training.callbacks import causality_check
 from tril.model.training.callbacks.causality_check import CausalityCheck, certify, check_weights
 
@@ -80,18 +78,6 @@ def test_weights_in_bf16_are_certified_in_bf16():
 def test_targets_among_the_inputs_are_found_in_each_part(part, change):
     changed = lambda tokens: (each := windows_of(tokens)) | {part: [change(*batch) for batch in each[part]]}  # noqa: E731
     assert failed(module_of(), windows_of=changed) == {f"shift windows={part}"}
-
-
-@pytest.mark.parametrize(("training", "shift"), [(True, -1), (False, 0)])
-def test_a_loss_that_knows_targets_is_found_in_the_mode_in_which_it_does(training, shift, monkeypatch):
-    def nll(self, ids, targets, **kwargs):
-        logits = self(ids, **{key: kwargs[key] for key in kwargs if key != "run_block"})
-        if self.training is training:
-            logits = logits + 3.0 * F.one_hot(targets.clamp(min=0).roll(shift, 1), V)
-        return F.cross_entropy(logits.mT.float(), targets, ignore_index=-100, reduction="none")
-
-    monkeypatch.setattr(GPT, "nll", nll)
-    assert failed(module_of()) == {f"targets loss mode={'training' if training else 'evaluation'}"}
 
 
 @pytest.mark.parametrize(

@@ -1,19 +1,17 @@
-"""What a run measures: gradient norms against float64 sums, tokens, seconds, losses of windows, and metrics.csv."""
+"""What a run measures: gradient norms against float64 sums, tokens, seconds, and metrics.csv."""
 
 import math
 import signal
 import tempfile
 import time
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from lightning import Callback, Trainer
 
 from tests.conftest import tiny_gpt, training_module
 from tests.contract.harness import train
-from tril.model.training.callbacks.metrics import Metrics, NonFiniteError, save_windows
+from tril.model.training.callbacks.metrics import Metrics, NonFiniteError
 from tril.model.training.hardware import Hardware
 from tril.model.training.module import TrainingModule
 from tril.model.training.optim import OptimConfig
@@ -101,19 +99,6 @@ def test_seconds_are_those_of_training_and_survive_a_checkpoint(monkeypatch, tmp
     resumed.on_train_batch_start(None, None, None, 0)
     now[0] = 92.0
     assert (metrics.seconds(), resumed.seconds(), resumed.wall_seconds()) == (3, 5, 92 + 3)
-
-
-def test_losses_of_windows_and_documents(tmp_path):
-    module = SimpleNamespace(
-        val_windows=torch.tensor([[6.0, 3], [4, 2]], dtype=torch.float64),
-        val_nll=torch.tensor([1.0, 2, 3, 4, 5, 6]),
-        val_documents=lambda n: np.array([0, 0, 0, 1, 1, 3])[:n],  # document 2 has no token
-        model=SimpleNamespace(config=SimpleNamespace(context_length=4)),
-    )
-    save_windows(tmp_path / "windows.npz", module, 30)
-    found = {name: array.tolist() for name, array in np.load(tmp_path / "windows.npz").items()}
-    expected = {"step": 30, "context_length": 4, "nll": [6, 3], "targets": [4, 2]}
-    assert found == expected | {"document_nll": [6, 9, 0, 6], "document_targets": [3, 2, 0, 1]}
 
 
 class Logging(Callback):

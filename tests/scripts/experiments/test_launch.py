@@ -19,8 +19,9 @@ OUTCOMES = {  # multiplier of the rate -> how the run ends
 
 
 @pytest.fixture(autouse=True)
-def trained(processes):
-    """Each run finishes with the loss of its heads, unless its rate has another outcome."""
+def trained(processes, monkeypatch):
+    """Each run finishes with the loss of its heads, unless its rate has another outcome. No picture is drawn."""
+    monkeypatch.setattr("tril.scripts.experiments.report.draw", lambda *_: {})
 
     def outcome(settings):
         finished = {"loss": float(settings.get("model.n_heads", 2)), "seconds": 61.0}
@@ -48,13 +49,13 @@ def test_a_wrong_grid_trains_nothing(settings, parts, here):
 
 
 def test_a_grid_plans_the_models_of_init_from(here):
-    for name in ("1", "4", "4,seed=1"):
+    for name in ("1", "4,seed=1"):
         own = ["data.path=text.txt", f"hydra.run.dir={name}", *f"model.n_heads={name}".split(",")]
         run("train", *merged(BARE, *own), cwd=here).succeeded()
     own = ["data.path=text.txt", "trainer.max_steps=2", "trainer.accelerator=cpu", "optim.schedule.warmup_steps=1"]
-    run("train", "-m", *own, "init_from=1,4,'4,seed=1'", cwd=here).succeeded()
+    run("train", "-m", *own, "init_from=1,'4,seed=1'", cwd=here).succeeded()
     planned = {each["values"]["init_from"]: each["parameters"] for each in launches_of(here)[0]["runs"]}
-    assert planned == {name: summary(here / name)["parameters"] for name in ("1", "4", "4,seed=1")}
+    assert planned == {name: summary(here / name)["parameters"] for name in ("1", "4,seed=1")}
 
 
 def test_a_grid_lists_its_runs_skips_invalid_ones_and_compares(here):
@@ -78,7 +79,7 @@ def test_a_grid_of_which_one_value_is_left_is_another_one_than_that_of_the_defau
 
 
 def test_more_seeds_and_values_are_launches_of_the_same_folder(here, trained):
-    for values, seeds, new in (("1,2", "0,1", 4), ("1,2", "1,2", 2), ("2,4", "1", 1), ("1,2", "0,1,2", 0)):
+    for values, seeds, new in (("1,2", "0,1", 4), ("1,2", "1,2", 2), ("2,4", "1", 1), ("1,2", "2", 0)):
         before = len(trained.started)
         command(here, f"model.n_heads={values}", f"seed={seeds}").succeeded()
         assert len(trained.started) - before == new
@@ -98,9 +99,9 @@ def test_runs_are_named_by_options_of_groups_in_unique_names_that_file_systems_a
 
 
 def test_failed_and_stopped_runs_do_not_end_a_grid_and_are_trained_again(here):
-    rates = "optim.lr_scale=1,1e30,3,4,5,9,0.5"
+    rates = "optim.lr_scale=1,1e30,3,4,5,9"
     done, names = command(here, rates), [f"optim.lr_scale={rate},seed=0" for rate in ("1e+30", "3", "4", "5")]
-    assert done.returncode == 1 and "3 of 7 runs are finished" in done.stdout
+    assert done.returncode == 1 and "2 of 6 runs are finished" in done.stdout
     assert f"FAILED  {names[0]}: error: the loss is nan (status 2, " in done.stdout
     assert f"stopped {names[1]} " in done.stdout and "lr_scale=9,seed=0 finished: nan nats per token" in done.stdout
     left = "; ".join([f"{names[0]} (failed)", *(f"{name} (unfinished)" for name in names[1:])])

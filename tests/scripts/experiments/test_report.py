@@ -11,7 +11,7 @@ import pytest
 
 from tests.contract.harness import run
 from tests.scripts.experiments import synthetic
-from tests.scripts.experiments.synthetic import HEADS, change, sweep_of, write_run, write_sweep
+from tests.scripts.experiments.synthetic import HEADS, change, sweep_of, write_sweep
 from tril.scripts.experiments.losses import losses_of
 from tril.scripts.experiments.report import Report
 
@@ -36,11 +36,6 @@ def test_no_text_of_a_sweep_becomes_markup_in_its_report(tmp_path):
     assert {path.name for path in folder.iterdir() if path.is_file()} == files | {"launches.jsonl"}
     text = (folder / "report.md").read_text("utf-8")
     assert "\x1b" not in text and not re.search(r"(?<!\\)<", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
-
-
-def test_a_single_run_has_no_report(tmp_path):
-    folder = write_run(tmp_path / "day/time", 3.0)
-    run("report", f"dir={folder}", cwd=tmp_path).refused(f"dir={folder} is a single run")
 
 
 @pytest.mark.parametrize(
