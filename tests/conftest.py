@@ -48,7 +48,11 @@ def pytest_configure(config):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """With pytest-xdist, one process runs the tests that share a fixture of their module; see `once` for others."""
+    """With pytest-xdist, one process runs the tests that share a fixture of their module; see `once` for others.
+
+    Slow tests start first, so that no process works long after the others.
+    """
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     for item in items:
         fixtures = item._fixtureinfo.name2fixturedefs.values()
         shares = any(each[-1].scope == "module" for each in fixtures)

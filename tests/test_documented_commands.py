@@ -7,7 +7,6 @@ other pages slow ones.
 import dataclasses
 import functools
 import importlib.util
-import itertools
 import json
 import re
 import shutil
@@ -49,12 +48,13 @@ def here(word):
 
 @functools.cache
 def accept(name, *settings):
-    """Composes and checks the settings of a command as the program does, of a grid in each run, and runs nothing."""
+    """Composes and checks the settings of a command as the program does, of a grid each value, and runs nothing."""
     importlib.import_module("tril.train" if name == "train" else f"tril.scripts.{name}")
     elsewhere = ("-", "+ablation=", "hydra/", "hydra.launcher.")  # tests/test_configs.py has the ablations
     rows = [[word for word in settings if not word.startswith(elsewhere)]]
     if "-m" in settings:
-        rows = itertools.product(*map(swept, OverridesParser.create().parse_overrides(rows[0])))
+        columns = [swept(override) for override in OverridesParser.create().parse_overrides(rows[0])]
+        rows = [[values[i % len(values)] for values in columns] for i in range(max(map(len, columns)))]
     for row in rows:
         composed = compose(name, list(row))
         own = composed.own(DECLARED[name].own)

@@ -143,8 +143,6 @@ class Process(multiprocessing.get_context("fork").Process):
     """
 
     def __init__(self, name: str, *arguments: object, cwd: Path, before: Callable = int, **environment: str):
-        import lightning.pytorch  # noqa: F401  once here, and not in each copy
-
         super().__init__(name=name)
         self.arguments, self.cwd, self.before, self.environment = arguments, cwd, before, environment
         self.pipes = [os.pipe(), os.pipe()]  # more than a file, which a full disk would limit
@@ -159,6 +157,8 @@ class Process(multiprocessing.get_context("fork").Process):
         os.environ |= {"TRIL_CACHE": f"{self.cwd}/cache", **self.environment}
         os.chdir(self.cwd)
         sys.argv = [str(ROOT / f"{self.name}.py"), *map(str, self.arguments)]
+        if self.name == "train":
+            mock.patch(DRAWN_BY, small_picture).start()
         sys.modules["__main__"].__spec__ = None  # so Lightning starts this program, and not pytest, for each rank
         self.before()
         sys.exit(call_main(self.name))
