@@ -26,7 +26,7 @@ from tril.model.masks import Masking
 from tril.model.offset_keys import OffsetKeys
 
 Patch = tuple[Any, str, Callable[[Any], Any]]  # one owner or several, an attribute, original -> what replaces it
-TINY = {"vocab_size": 31, "context_length": 40, "n_layers": 2, "dim": 32, "n_heads": 4, "n_kv_heads": 2} | NANO_PARTS
+TINY = {"vocab_size": 31, "context_length": 24, "n_layers": 2, "dim": 32, "n_heads": 4, "n_kv_heads": 2} | NANO_PARTS
 WINDOW, ALIBI, FUSED = {"window": 10}, {"pos": "alibi"}, {"backend": "fused"}
 
 

@@ -67,7 +67,7 @@ DOUBLED = [  # context_length, settings, and the length of the windows in each o
     (512, {"double_length_at": [0.5]}, [256] * 5 + [512] * 5),
     (256, {}, [128] * 7 + [256] * 3),
     (300, {}, [150] * 7 + [300] * 3),
-    (255, {}, [255] * 10),  # half of it is not whole
+    (301, {}, [301] * 10),  # half of it is not whole
     (254, {}, [254] * 10),  # half of it is too short
 ]
 
