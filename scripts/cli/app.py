@@ -212,7 +212,7 @@ def parse(declaration: Declaration, arguments: Sequence[str], *, is_grid: bool =
                 raise HydraException
             word = argument if is_grid else quoted_argument(argument, names.get(argument.partition("=")[0].lstrip("+")))
             [override] = OverridesParser.create().parse_overrides([word])
-        except HydraException as error:
+        except (HydraException, ValueError) as error:  # ValueError: of a number with too many digits
             raise UserError(unreadable(argument, names)) from error
         if problem := problem_of(override, argument.partition("=")[2], declaration, is_grid=is_grid):
             raise UserError(f"{argument} {problem}")
@@ -225,14 +225,16 @@ def problem_of(override: Override, value: str, declaration: Declaration, *, is_g
     key = key_of(override)
     if override.is_delete() and not key.startswith(REMOVABLE):
         return f"removes a setting, and only single callbacks and loggers can be removed; set {key}=VALUE"
+    if override.is_add() and key.partition(".")[0] not in {name.partition(".")[0] for name in declaration.names()}:
+        return "adds what no setting is; --help=all lists all"
     if override.is_sweep_override() and not is_grid:
         return f"has several values; add -m for a grid of runs, or write a list as {key}=[{value}]"
     used = OF_A_GRID if is_grid else (FOLDER,) * declaration.is_train
-    if key.startswith(("hydra.", "hydra/")) and not key.startswith(used):
+    if f"{key}.".startswith(("hydra.", "hydra/")) and not key.startswith(used):
         return f"has no effect on {'a grid' if is_grid else 'a single run'}; leave it out"
     if key == "ablation" and key in declaration.groups and not override.is_add():
         return f"is added to the other settings, as a grid; write -m +{key}={value}"
-    if key in declaration.groups and value == "null":
+    if key in declaration.groups and (value == "null" or value.startswith("[") and f"{key}." not in REMOVABLE):
         return f"is no option of the group{nearest('', options_of(key))}"
     return None
 
