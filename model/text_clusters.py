@@ -82,5 +82,5 @@ class TextClusters:
     def describe(self) -> str:
         """What one observation is, and how many there are; the end of a sentence."""
         counts = self.counts()
-        only = "" if self.by_document else f" (only {self.n_documents} of {MIN_DOCUMENTS} documents needed)"
+        only = "" if self.by_document else f", since {self.n_documents} documents are fewer than {MIN_DOCUMENTS}"
         return f"{counts['clusters']} {self.unit}{only}, {counts['df']:.1f} degrees of freedom"

@@ -16,6 +16,7 @@ from typing import Literal
 from pydantic.dataclasses import dataclass
 
 from tril.data.settings import setting, strict_settings
+from tril.model.formats import wrapped
 from tril.model.generation.config import CKPT
 from tril.model.runs import find_checkpoint
 from tril.scripts.cli.app import Composed, command
@@ -48,7 +49,7 @@ def main(settings: ExportCommand, composed: Composed) -> None:
 
         name = export_hf(out, Checkpoint.read(path))
     needs = "; load it with trust_remote_code=True where tril is installed" if name == OWN_CLASS else ""
-    print(f"{out}: {name}, equal to {path} in logits and token ids{needs}", flush=True)
+    print(wrapped(f"{out}: {name}, equal to {path} in logits and token ids{needs}"), flush=True)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import time
 from pydantic.dataclasses import dataclass
 
 from tril.data.settings import setting, strict_settings
-from tril.model.formats import Seconds
+from tril.model.formats import Seconds, wrapped
 from tril.scripts.cli.app import Composed, command, compose
 from tril.scripts.cli.config import RunConfig
 from tril.scripts.cli.errors import user_errors
@@ -79,7 +79,7 @@ def main(own: RefereeCommand, composed: Composed) -> None:
             found = report.read_report(folder, labels[0], own.margin, candidate=labels[1])
             if not found.losses.comparable:
                 raise ValueError(found.answer())
-            print(f"{found.answer()} {folder / found.write(folder)[0]}", flush=True)
+            print(wrapped(f"{found.answer()} {folder / found.write(folder)[0]}"), flush=True)
             status, now = found.status(labels[1]), time.monotonic()
             per_seed = max(per_seed, (now - look) / len(seeds))
             diverged = any(run.diverged for run in found.sweep.runs)  # which more seeds do not change

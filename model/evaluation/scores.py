@@ -67,7 +67,7 @@ class ScoredText:
         return np.bincount(cluster, values, len(self.bytes))
 
     def figures(self) -> dict[str, Interval]:
-        """The figures by name, with 95 % intervals over the clusters."""
+        """The figures by name, with 95% intervals over the clusters."""
         nats, targets = self.sums(self.nll), self.clusters.targets.numpy()  # (G,)
         loss = clustered_mean(nats, targets).interval()
         accuracy = clustered_mean(self.sums(self.correct), targets).interval()

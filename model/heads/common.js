@@ -30,7 +30,7 @@ function visibleText(token, breaks = false) {
   return token.split(/([\x00- \x7f])/).map((part, i) => (i % 2 ? mark(part) : part));
 }
 const weightText = (w) => (w === 0 ? "0" : Math.abs(w) < 0.001 ? w.toExponential(1) : w.toFixed(3));
-const percentText = (p) => (p === null ? "not a number" : p > 0 && p < 0.001 ? "< 0.1 %" : `${(100 * p).toFixed(1)} %`);
+const percentText = (p) => (p === null ? "not a number" : p > 0 && p < 0.001 ? "< 0.1%" : `${(100 * p).toFixed(1)}%`);
 
 // Colors: interpolated between three colors of the style sheet, by the square root of the weight
 let empty, leak, shades;

@@ -30,7 +30,7 @@ MATCH_RMS = 0.2  # root mean square of a typical AdamW update: Liu et al., 2025,
 def orthogonalize(matrices: Tensor, steps: int) -> Tensor:
     """Newton-Schulz iteration: moves the singular values of each matrix towards 1 and keeps its singular vectors.
 
-    After 5 steps, singular values above 0.2 % of the matrix's Frobenius norm end between 0.68 and 1.21.
+    After 5 steps, singular values above 0.2% of the matrix's Frobenius norm end between 0.68 and 1.21.
 
     Args:
         matrices: (N, rows, columns), of a float dtype, which the matrix products use too.

@@ -66,8 +66,9 @@ class Report:
 
     def shown(self) -> str:
         """What to print: the answer and the comparisons, or the losses of each variant."""
-        tables = [self.compared_table(), wrapped(self.basis())] if self.comparisons else [variant_table(self.sweep, {})]
-        return "\n\n".join([wrapped(printable(self.answer())), *tables])
+        parts = [self.compared_table(), self.basis()] if self.comparisons else [variant_table(self.sweep, {})]
+        parts = [printable(self.answer()), *(parts if self.sweep.baseline.finished else ())]
+        return "\n\n".join(part if "\n" in part else wrapped(part) for part in parts)
 
     def status(self, candidate: str) -> int:
         """The exit status of a command that judges a variant: 0 better, 1 worse or equal, 3 undecided.
@@ -115,7 +116,7 @@ class Report:
         base, total = self.sweep.baseline, len(self.sweep.runs)
         left = sum(run.state != "finished" for run in self.sweep.runs)
         has = "has" if left == 1 else "have"
-        continues = "; the command of the sweep continues" if self.sweep.launches else ""
+        continues = "; start the command of the sweep again to continue" if self.sweep.launches else ""
         missing = f" {left} of {total} runs {has} not finished{continues}." if left else ""
         if not base.finished:
             subject = "No run" if left == total else f"No run of the baseline {base.label}"

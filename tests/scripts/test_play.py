@@ -169,7 +169,7 @@ SHOWN = "</script><img src=x onerror=alert(1)>↵\n&lt;b→␇ ⋯é{{7*7}}" + "
 
 
 def percent(p):
-    return "–" if p is None else "0" if p == 0 else "< 0.1 %" if p < 0.001 else f"{100 * p:.1f} %"
+    return "–" if p is None else "0" if p == 0 else "< 0.1%" if p < 0.001 else f"{100 * p:.1f}%"
 
 
 class PlayPage(Page):

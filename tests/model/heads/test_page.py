@@ -198,8 +198,8 @@ def test_tokens_and_cells_show_their_weights_to_a_mouse_and_a_finger(page, drive
     page.select(1, 0)
     page.point(page.token(2))
     assert page.texts("#largest > span") == ["0def", "", "0.500", "2(", "", "0.375", "1·f", "", "0.125"]
-    expected = [")", "", "50.0 %", "↵→x", "", "31.3 %", "*", "", "< 0.1 %", "all others", "", "18.7 %"]
-    assert page.texts("#next > span") == expected and page.texts("#next .actual:not(.track)") == ["↵→x", "31.3 %"]
+    expected = [")", "", "50.0%", "↵→x", "", "31.3%", "*", "", "< 0.1%", "all others", "", "18.7%"]
+    assert page.texts("#next > span") == expected and page.texts("#next .actual:not(.track)") == ["↵→x", "31.3%"]
     lengths = "return [...document.querySelectorAll(arguments[0])].map((bar) => bar.style.width)"
     assert page.js(lengths, "#largest i") == ["50%", "37.5%", "12.5%"]  # both lists have one scale
     assert page.js(lengths, "#next i") == ["50%", "31.25%", "0.04%", "18.71%"]
