@@ -5,7 +5,7 @@ import io
 import re
 import textwrap
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 from pydantic_core import PydanticCustomError
@@ -42,9 +42,14 @@ def wrapped(text: str) -> str:
     return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
 
 
+def figures(row: Mapping[str, Any], prefix: str) -> str:
+    """Such as "0.8901 bits per byte, 1.2345 nats per token"."""
+    return f"{row[f'{prefix}bpb']:.4f} bits per byte, {row[f'{prefix}loss']:.4f} nats per token"
+
+
 def plural(n: int, noun: str) -> str:
     """1 -> "1 run", 2 -> "2 runs"."""
-    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
 
 
 def markdown_table(lines: Sequence[Sequence[str]], text_columns: Collection[int] = (0,)) -> str:

@@ -235,9 +235,9 @@ def partial_validation(windows: dict[str, int] | None) -> str | None:
     """Such as "16 of 1,110 windows", if not the whole validation part was scored.
 
     Args:
-        windows: `val_windows` of a summary.json; None: unknown.
+        windows: `val_windows` of a summary.json; {}: there was no validation; None: unknown.
     """
-    if windows is None or windows["scored"] == windows["of"]:
+    if not windows or windows["scored"] == windows["of"]:
         return None
     return f"{windows['scored']:,} of {windows['of']:,} windows"
 

@@ -12,11 +12,10 @@ from lightning import Trainer
 
 from tril.data.datamodule import TextDataModule
 from tril.model.atomic_files import write_json
-from tril.model.formats import clock, engineering, plural
+from tril.model.formats import clock, engineering, figures, plural
 from tril.model.gpt import sizes
 from tril.model.runs import ROOTS, SUMMARY, partial_validation
 from tril.model.training.callbacks.metrics import Metrics
-from tril.model.training.callbacks.output import figures
 from tril.model.training.module import TrainingModule
 
 PACKAGE = Path(__file__).resolve().parents[2]
@@ -26,8 +25,8 @@ MANY_PASSES = 10  # over its text, after which a model memorizes it
 def describe(trainer: Trainer, module: TrainingModule, data: TextDataModule) -> str:
     """The lines printed before a run: four, and a warning."""
     model, meta, hardware, steps = module.model, data.meta, Metrics.of(trainer).hardware, trainer.max_steps
-    tokens_per_step = data.batch_size * data.context_length * trainer.accumulate_grad_batches * trainer.world_size
-    train, val, total = meta["counts"]["train"]["tokens"], meta["counts"]["val"]["tokens"], steps * tokens_per_step
+    of_step = data.batch_size * data.context_length * trainer.accumulate_grad_batches * trainer.world_size
+    train, val, total = meta["counts"]["train"]["tokens"], meta["counts"]["val"]["tokens"], steps * of_step
     threads = f", {plural(torch.get_num_threads(), 'thread')}" if hardware.accelerator == "cpu" else ""
     compiled = ", compiled (the first step takes a while)" if hardware.compile else ""
     lines = [
@@ -35,7 +34,7 @@ def describe(trainer: Trainer, module: TrainingModule, data: TextDataModule) -> 
         f"{model.flops_per_token(data.lengths) / 1e6:,.1f} MFLOP per token",
         f"data    {meta['kind']}: {train:,} training tokens, {val:,} validation tokens, "
         f"vocabulary {meta['vocab_size']:,}",
-        f"run     {steps:,} steps of {tokens_per_step:,} tokens = {engineering(total)} ({total / train:.2f} epochs) "
+        f"run     {plural(steps, 'step')} of {of_step:,} tokens = {engineering(total)} ({total / train:.2f} epochs) "
         f"on {hardware.device_name} ({hardware.accelerator}{threads}), {hardware.precision}{compiled}",
         f"folder  {trainer.default_root_dir}",
     ]
@@ -146,12 +145,14 @@ def plot_losses(path: Path, metrics: Metrics, title: str, *, initial: float | No
                 part = partial_validation(metrics.val_windows)
                 label += f"{f' on {part}' if part else ''}, best {figures(metrics.best(), 'val/')}"
             losses += (values := [row[name] for row in rows])
+            style = style or {"marker": "." if len(rows) == 1 else None}
             axes.plot([row["step"] for row in rows], values, lw=1.2, label=label, **style)
     if initial is not None:
         axes.axhline(initial, color="0.4", ls="--", lw=1, label=f"ln V = {initial:.2f}, the loss of a uniform guess")
     if losses:  # a loss above the start and above 2.5 times the lowest one is cut, so that the rest is readable
         axes.set_ylim(0.99 * min(losses) - 0.1, max(min(max(losses), 2.5 * min(losses)), initial or 0) + 0.2)
     axes.set(xlabel="step", ylabel="loss, nats per token")
+    axes.set_xlim(left=0)
     axes.locator_params(axis="x", integer=True)
     figure.legend(fontsize=9, loc="outside lower center")  # never over a curve
     axes.grid(alpha=0.3)

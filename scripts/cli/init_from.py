@@ -66,9 +66,7 @@ def read_source(source: str, data: Mapping[str, Any] | None) -> "tuple[Checkpoin
         path = Path(os.path.expanduser(source.removeprefix(NANOGPT)))
         config = None if data is None else parse(data).tokenizer
         if config and config.kind not in ("file", "hub"):  # the text would decide it
-            valid = (
-                "leave it out for the characters of meta.pkl, or name the tokenizer of its tokens with kind=file or hub"
-            )
+            valid = "leave it out for the characters of meta.pkl, or name its tokenizer with kind=file or kind=hub"
             raise ValueError(f"data.tokenizer.kind={config.kind} does not go with init_from={source}; {valid}")
         return read_nanogpt(path, config and (build(config, ()), config.eot)), str(path.absolute())
     if source.startswith(HF):

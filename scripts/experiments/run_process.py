@@ -15,7 +15,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from tril.model.atomic_files import write_json
-from tril.model.formats import clock
+from tril.model.formats import clock, figures
 from tril.model.runs import FAILURE, is_resumable, state_of
 from tril.scripts.experiments.sweep import Run
 
@@ -41,8 +41,8 @@ def train(folder: Path, arguments: Sequence[str], name: str) -> float:
             print(f"start   {name}", flush=True)
             status, how = spawn([*PROGRAM, *words], log), "finished"
         if summary := Run(folder, 0).summary:  # also if it diverged, which ends with a status of its own
-            figures = f"{summary['final_val_loss']:.4f} nats per token, {summary['final_val_bpb']:.4f} bits per byte"
-            print(f"done    {name} {how}: {figures}, {clock(summary['seconds'])}", flush=True)
+            found = summary.get("diverged") or figures(summary, "final_val_")
+            print(f"done    {name} {how}: {found}, {clock(summary['seconds'])}", flush=True)
             return summary["final_val_loss"]
         if status in STOPPED:
             print(f"stopped {name} by a signal; start the same command again to continue", flush=True)

@@ -196,12 +196,13 @@ def read_sweep(folder: str | Path, baseline: str | None = None) -> Sweep:
 
 
 def scored_part(runs: Iterable[Run]) -> str | None:
-    """How much of the validation part all finished runs have scored, such as "16 of 1,110 windows"; None: all of it.
+    """How much of the validation part all runs with a loss have scored, such as "16 of 1,110 windows"; None: all of it.
 
     Raises:
         ValueError: trainer.limit_val_batches has shortened it for some, and not in the same way for all.
     """
-    parts = {partial_validation(run.summary.get("val_windows")): run.folder for run in runs if run.summary}
+    scored = [run for run in runs if run.summary and not run.diverged]
+    parts = {partial_validation(run.summary.get("val_windows")): run.folder for run in scored}
     if len(parts) > 1:
         found = ", ".join(f"{part or 'all'} in {folder}" for part, folder in parts.items())
         remedy = "train them with the same trainer.limit_val_batches"

@@ -222,7 +222,7 @@ def describe_sweep(path: Path, windows: int, out: str | None, device: str) -> No
     head = f"{n_runs} of {plural(len(averages), 'variant')}, {windows} windows each.\n{EXPLAINED}"
     files = f"{folder}: heads.csv, averages.csv, ranks.png"
     parts = [head, markdown_table(lines, (0, 1)), *["\n".join(remarks)] * bool(remarks), files]
-    with printed_too("\n\n".join(parts)):
+    with printed_too(wrapped("\n\n".join(parts))):
         write_text(folder / "heads.csv", csv_text(rows))
         write_text(folder / "averages.csv", csv_text(average_rows))
         plot_ranks(folder / "ranks.png", averages)

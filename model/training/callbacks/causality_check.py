@@ -1,6 +1,5 @@
 """The short certificate before the first step of every run, and the refusal to train a model that sees the future."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -85,11 +84,10 @@ class CausalityCheck(Callback):
             raise RunRefused(f"the causality certificate {fails}; {remedy}")
 
 
-@dataclass(kw_only=True)
-class ShownCertificate(Certificate):
+class Counted(Certificate):
     """A certificate that counts its results on a progress bar."""
 
-    bar: tqdm
+    bar = tqdm(disable=True)
 
     def add(self, result: Result) -> None:
         self.bar.update()
@@ -105,9 +103,8 @@ def step_of(module: TrainingModule, trainer: Trainer) -> Step:
 def certify(module: TrainingModule, trainer: Trainer) -> Certificate:
     """All checks with random weights, of the model, of the loss and of the windows; the weights are the same after."""
     step, data = step_of(module, trainer), trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue] set by fit
-    bar, device = short_bar(desc="causality", unit=" checks"), module.model.embed.weight.device
-    certificate = ShownCertificate("the loss of a training step, and its model", bar=bar)
-    with bar, certificate.running(), restored(module.model):
+    certificate, device = Counted("the loss of a training step, and its model"), module.model.embed.weight.device
+    with short_bar(desc="causality", unit=" checks") as certificate.bar, certificate.running(), restored(module.model):
         randomize(module.model, torch.Generator(device).manual_seed(0))
         check_step(certificate, step)
         check_windows(certificate, data.windows_of, step)

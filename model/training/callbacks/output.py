@@ -1,7 +1,6 @@
 """What a run shows while it trains: its progress, and a sample of text."""
 
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from tqdm import tqdm
 
 from tril.data.cache import PROGRESS
 from tril.data.tokenizer import encode_prompt
-from tril.model.formats import clock
+from tril.model.formats import clock, figures
 from tril.model.generation.language_model import LanguageModel
 from tril.model.runs import partial_validation
 from tril.model.training.callbacks.metrics import Metrics
@@ -71,11 +70,6 @@ class Progress(Callback):
         self._bar.close()
 
     on_exception = on_train_end  # the error begins a line
-
-
-def figures(row: Mapping[str, Any], prefix: str) -> str:
-    """Such as "0.8901 bits per byte, 1.2345 nats per token"."""
-    return f"{row[f'{prefix}bpb']:.4f} bits per byte, {row[f'{prefix}loss']:.4f} nats per token"
 
 
 class Samples(Callback):

@@ -61,6 +61,7 @@ def test_the_answer_names_the_baseline_and_then_the_verdicts(losses, expected, t
         ({"device": "cpu"}, {"device": "cuda"}, "device"),
         ({"causality": "certified"}, {"causality": "LEAKS at 1"}, "invalid"),
         (*[{"val_windows": {"scored": 4, "of": 8}}] * 2, "trainer.limit_val_batches"),
+        ({"val_windows": {"scored": 4, "of": 8}}, {"val_windows": {}, "diverged": "x"}, "trainer.limit_val_batches"),
     ],
 )
 def test_reasons_to_doubt_the_losses_are_warnings(of_baseline, of_variant, warning, tmp_path):
