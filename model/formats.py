@@ -5,6 +5,7 @@ import io
 import re
 import textwrap
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator
@@ -38,8 +39,9 @@ def engineering(value: float) -> str:
 
 
 def wrapped(text: str) -> str:
-    """The text in lines of at most 120 columns, without a break in a word or a path."""
-    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
+    """The text in lines of at most 120 columns, without a break in a word, a path or the row of a table."""
+    fill = partial(textwrap.fill, width=120, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(line if line.startswith("|") else fill(line) for line in text.split("\n"))
 
 
 def figures(row: Mapping[str, Any], prefix: str) -> str:

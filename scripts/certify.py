@@ -25,7 +25,6 @@ from tqdm import tqdm
 
 from tril.data.cache import PROGRESS, keep_compiled_code
 from tril.data.settings import build, setting, strict_settings
-from tril.model.formats import wrapped
 from tril.model.runs import find_checkpoint, run_folder
 from tril.scripts.cli.app import Composed, command
 from tril.scripts.cli.config import refuse_unused
@@ -122,7 +121,7 @@ def main(settings: CertifyCommand, composed: Composed) -> None:
         if stored is not None and certificate.passed:
             with certificate.running():
                 check_stored_step(certificate, gpt, stored)
-        with printed_too(wrapped(f"{certificate}\n{folder}: causality.json")):
+        with printed_too(f"{certificate}\n{folder}: causality.json"):
             write_json(writable(folder, "out") / "causality.json", certificate.to_dict() | origin)
     except ModelError as error:
         fail(error, status=3)

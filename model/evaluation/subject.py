@@ -19,7 +19,7 @@ from tril.data.sources.base import Split
 from tril.data.tokenizer import TokenizerConfig
 from tril.model.checkpoint import Checkpoint
 from tril.model.evaluation.scores import ScoredText
-from tril.model.formats import markdown_table, plural, wrapped
+from tril.model.formats import markdown_table, plural
 from tril.model.generation.language_model import LanguageModel
 from tril.model.intervals import MIN_DOCUMENTS, mean_and_ends
 
@@ -154,8 +154,7 @@ def evaluate_texts(subjects: Sequence[Subject], source: DataConfig | None, part:
     lines = [name, "", markdown_table(table), ""]
     for key, side in zip(keys, sides, strict=True):
         sizes = f"{side['targets']:,} targets in windows of {side['context_length']} tokens"
-        intervals = f"95% intervals over {side['observations']['described']}"
-        lines.append(wrapped(f"{key}: {side['checkpoint']}, {sizes}; {intervals}"))
+        lines.append(f"{key}: {side['checkpoint']}, {sizes}; 95% intervals over {side['observations']['described']}")
         if n_unknown := side["text"]["unknown_tokens"]:
             lines.append(f"  {plural(n_unknown, 'token')} of the text are unknown; bits per byte are too low")
     for unit, row in differences.items():

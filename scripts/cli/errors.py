@@ -12,6 +12,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from tril.data.settings import Setting, explain, nearest, printable
+from tril.model.formats import wrapped
 from tril.model.runs import CHECKPOINTS, SETTINGS, SWEEP
 
 # Names that nanoGPT, litgpt and Lightning have for settings of Tril.
@@ -90,7 +91,7 @@ def printed_too(text: str) -> Iterator[None]:
     except OSError as error:
         raise UserError(message_of(error)) from error
     finally:
-        print(text, flush=True)
+        print(wrapped(text), flush=True)
 
 
 def message_of(error: BaseException) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from tril.data.cache import keep_compiled_code
+from tril.data.cache import PROGRESS, keep_compiled_code
 from tril.data.settings import flatten
 from tril.model import runs
 from tril.model.atomic_files import remove_leftovers, write_text
@@ -58,6 +58,7 @@ def quiet_ranks() -> None:
     """Every rank but 0 prints errors only, for the rest of the process."""
     if process_rank() > 0:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        PROGRESS["disable"] = True
         warnings.simplefilter("ignore")
         logging.disable(logging.WARNING)
 

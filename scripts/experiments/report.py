@@ -68,7 +68,7 @@ class Report:
         """What to print: the answer and the comparisons, or the losses of each variant."""
         parts = [self.compared_table(), self.basis()] if self.comparisons else [variant_table(self.sweep, {})]
         parts = [printable(self.answer()), *(parts if self.sweep.baseline.finished else ())]
-        return "\n\n".join(part if "\n" in part else wrapped(part) for part in parts)
+        return wrapped("\n\n".join(parts))
 
     def status(self, candidate: str) -> int:
         """The exit status of a command that judges a variant: 0 better, 1 worse or equal, 3 undecided.

@@ -15,7 +15,7 @@ from torch import Tensor
 from tril.model.atomic_files import write_json, write_text
 from tril.model.checkpoint import Checkpoint
 from tril.model.evaluation.subject import text_of_run
-from tril.model.formats import csv_text, markdown_table, plural, wrapped
+from tril.model.formats import csv_text, markdown_table, plural
 from tril.model.generation.generate import inference
 from tril.model.generation.language_model import LanguageModel
 from tril.model.heads.ablation import ablate, average, change_row, obstacle, remove_in_turn
@@ -64,7 +64,7 @@ def describe_model(path: Path, windows: int, prompt: str | None, seed: int, out:
         shown = prompt_ids(lm, tokens, prompt)
         records, (recorded, earlier) = read_records(run_path), read_maps(run_path)
         folder = writable(out or run_path / "heads", "out")
-    log(f"{path} on {device}: {len(text.ids)} windows of {text.ids.shape[1]} tokens without each head")
+    print(f"{path} on {device}: {len(text.ids)} windows of {text.ids.shape[1]} tokens", file=sys.stderr, flush=True)
     ablation = ablate(lm.model, text, clusters)
     scores = score_heads(lm.model, text, alphabet=alphabet_of(lm.tokenizer, lm.eot_id), seed=seed)
     removal = remove_in_turn(lm.model, text, ablation)
@@ -104,7 +104,7 @@ def describe_model(path: Path, windows: int, prompt: str | None, seed: int, out:
     )
     scope = f"{SCOPE} For averages over seeds:  {shell_command('heads', 'dir=SWEEP')}"
     parts = [in_words(heads, scores.uniform), explained, markdown_table(lines, (0, 2)), scope, f"{folder}: {files}"]
-    with printed_too("\n\n".join(part if "\n" in part else wrapped(part) for part in parts)):
+    with printed_too("\n\n".join(parts)):
         write_json(folder / "heads.json", content)
         write_text(folder / "heads.csv", csv_text([*(row | counts for row in heads), uniform]))
         write_text(folder / "removal.csv", csv_text(row | counts for row in removal))
@@ -197,7 +197,7 @@ def describe_sweep(path: Path, windows: int, out: str | None, device: str) -> No
         folder = writable(out or path / "heads", "out")
     rows, measured = [], {}
     for number, (variant, seed, checkpoint) in enumerate(runs, 1):
-        log(f"{number} of {len(runs)}: {variant.label}, seed {seed}, on {device}")
+        print(f"{number} of {len(runs)}: {variant.label}, seed {seed}, on {device}", file=sys.stderr, flush=True)
         with user_errors():
             lm = checkpoint.language_model(device)
             _, text, clusters, _ = sample_windows(checkpoint, windows)
@@ -222,14 +222,10 @@ def describe_sweep(path: Path, windows: int, out: str | None, device: str) -> No
     head = f"{n_runs} of {plural(len(averages), 'variant')}, {windows} windows each.\n{EXPLAINED}"
     files = f"{folder}: heads.csv, averages.csv, ranks.png"
     parts = [head, markdown_table(lines, (0, 1)), *["\n".join(remarks)] * bool(remarks), files]
-    with printed_too(wrapped("\n\n".join(parts))):
+    with printed_too("\n\n".join(parts)):
         write_text(folder / "heads.csv", csv_text(rows))
         write_text(folder / "averages.csv", csv_text(average_rows))
         plot_ranks(folder / "ranks.png", averages)
-
-
-def log(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def finished_runs(sweep: Sweep, windows: int) -> tuple[list[tuple[Variant, int, Checkpoint]], list[str]]:

@@ -7,13 +7,13 @@ import torch
 from lightning import Callback, Trainer
 from tqdm import tqdm
 
+from tril.data.cache import PROGRESS
 from tril.model.atomic_files import write_json
 from tril.model.causality.certificate import Certificate
 from tril.model.causality.claims import Result
 from tril.model.causality.loss import restored, restored_modes
 from tril.model.causality.model import randomize
 from tril.model.causality.step import ROWS, Step, check_step, check_weights, check_windows
-from tril.model.training.callbacks.output import short_bar
 from tril.model.training.module import TrainingModule
 from tril.model.training.settings import RunRefused
 
@@ -104,7 +104,8 @@ def certify(module: TrainingModule, trainer: Trainer) -> Certificate:
     """All checks with random weights, of the model, of the loss and of the windows; the weights are the same after."""
     step, data = step_of(module, trainer), trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue] set by fit
     certificate, device = Counted("the loss of a training step, and its model"), module.model.embed.weight.device
-    with short_bar(desc="causality", unit=" checks") as certificate.bar, certificate.running(), restored(module.model):
+    certificate.bar = tqdm(desc="causality", unit=" checks", **PROGRESS)
+    with certificate.bar, certificate.running(), restored(module.model):
         randomize(module.model, torch.Generator(device).manual_seed(0))
         check_step(certificate, step)
         check_windows(certificate, data.windows_of, step)

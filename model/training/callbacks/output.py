@@ -6,7 +6,6 @@ from typing import Any
 
 from lightning import Callback, Trainer
 from lightning.pytorch.loggers import WandbLogger
-from lightning.pytorch.utilities import rank_zero_only
 from tqdm import tqdm
 
 from tril.data.cache import PROGRESS
@@ -19,11 +18,6 @@ from tril.model.training.module import TrainingModule
 from tril.model.training.settings import ProgressConfig, RunRefused, SamplesConfig
 
 PRINTED = 3  # samples at the end of a run
-
-
-def short_bar(**options: Any) -> tqdm:
-    """A bar of what usually takes less than two seconds; after them, rank 0 shows it on a terminal."""
-    return tqdm(**PROGRESS | {"disable": rank_zero_only.rank > 0 or None, "dynamic_ncols": True} | options)
 
 
 class Progress(Callback):
@@ -53,7 +47,7 @@ class Progress(Callback):
             print(f"step {step:>6,}/{trainer.max_steps:,}  {text}, {left} left", flush=True)
 
     def on_validation_start(self, trainer: Trainer, pl_module: TrainingModule) -> None:
-        self._validation = short_bar(desc="validation", total=int(trainer.num_val_batches[0]), unit=" batches")
+        self._validation = tqdm(None, "validation", int(trainer.num_val_batches[0]), unit=" batches", **PROGRESS)
 
     def on_validation_batch_end(self, *_: Any) -> None:
         self._validation.update()
