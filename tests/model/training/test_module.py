@@ -1,4 +1,4 @@
-"""The Lightning module: its loss with ignored targets, its logged sums, and both with and without compilation."""
+"""The Lightning module: its loss with ignored targets, its validation, and both with and without compilation."""
 
 from types import SimpleNamespace
 
@@ -32,7 +32,8 @@ def module(compile=None, steps=6, document_eot=None, **choices):
     model = tiny_gpt(**{"tie_embeddings": False} | choices)
     optim = OptimConfig(schedule=ScheduleConfig(warmup_steps=2))
     lm = training_module(model, steps, optim, compile=compile, document_eot=document_eot)
-    lm._trainer = SimpleNamespace(num_val_batches=[2], logged_metrics={})  # until `fit`
+    strategy = SimpleNamespace(all_gather=lambda tensor, **_: tensor)
+    lm._trainer = SimpleNamespace(num_val_batches=[2], strategy=strategy, logged_metrics={})  # until `fit`
     return lm
 
 
@@ -47,6 +48,24 @@ def test_every_target_has_the_same_weight_over_micro_batches():
     loss = -log_p.gather(1, targets[counted][:, None]).sum() / counted.numel()
     expected = torch.autograd.grad(loss, [*lm.model.parameters()])
     torch.testing.assert_close(gradient, [*expected], rtol=1e-3, atol=1e-6)
+
+
+def test_validation_keeps_the_losses_of_all_processes_in_the_order_of_the_text(monkeypatch):
+    """Two processes alternate; a window that is all IGNORE fills up a batch."""
+    lm, other = module(), module()
+    [(inputs, targets)] = batches(1, share=0.4)
+    targets[3] = IGNORE
+    for process, rows in ((lm, [0, 2]), (other, [1, 3])):
+        with torch.no_grad():
+            process.validation_step((inputs[rows], targets[rows]), 0)
+    other_rows = other._val
+    monkeypatch.setattr(lm, "log_dict", lambda *args, **kwargs: None)
+    monkeypatch.setattr(lm, "all_gather", lambda rows: torch.stack([rows, other_rows]))
+    lm.on_validation_epoch_end()
+    every, counts = lm.model.nll(inputs, targets).detach(), targets != IGNORE  # (4, T)
+    expected = torch.stack([(every * counts).sum(1), counts.sum(1)])[:, :3]
+    torch.testing.assert_close(lm.val_windows, expected.double(), rtol=1e-5, atol=0)
+    torch.testing.assert_close(lm.val_nll, every[counts])
 
 
 def test_rank_0_continues_the_sums_of_the_logged_loss_of_all_ranks(monkeypatch):
