@@ -88,6 +88,13 @@ def test_more_seeds_and_values_are_launches_of_the_same_folder(here, trained):
     assert done.returncode == 2 and "multirun/" in done.stderr  # other settings
 
 
+def test_a_grid_that_is_repeated_is_the_latest_again(here):
+    for words in ("model.n_heads=1,2", "model.n_layers=1,2", "model.n_heads=1,2"):
+        command(here, words).succeeded()
+    newest = max(here.glob("multirun/*/launches.jsonl"), key=lambda path: path.stat().st_mtime_ns)
+    assert newest.parent.name.startswith("n_heads")
+
+
 def test_runs_are_named_by_options_of_groups_in_unique_names_that_file_systems_accept(here):
     experiments = ["shakespeare", "shakespeare_nanogpt_cpu"]
     command(here, f"experiment={','.join(experiments)}", "data=files", "model.n_heads=2", "model.dim=16").succeeded()
