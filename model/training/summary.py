@@ -139,20 +139,18 @@ def plot_losses(path: Path, metrics: Metrics, title: str, *, initial: float | No
 
     figure = Figure(figsize=(6, 4.5), layout="constrained")
     axes, losses = figure.subplots(), list[float]()
-    for name, label, style in (("train/loss", "training", {}), ("val/loss", "validation", {"marker": "o", "ms": 4})):
+    for name, label, size in (("train/loss", "training", 1), ("val/loss", "validation", 4)):
         if rows := metrics.rows(name):
             if name == "val/loss":
                 part = partial_validation(metrics.val_windows)
                 label += f"{f' on {part}' if part else ''}, best {figures(metrics.best(), 'val/')}"
             losses += (values := [row[name] for row in rows])
-            style = style or {"marker": "." if len(rows) == 1 else None}
-            axes.plot([row["step"] for row in rows], values, lw=1.2, label=label, **style)
+            axes.plot([row["step"] for row in rows], values, lw=1.2, label=label, marker="o", ms=size)
     if initial is not None:
         axes.axhline(initial, color="0.4", ls="--", lw=1, label=f"ln V = {initial:.2f}, the loss of a uniform guess")
     if losses:  # a loss above the start and above 2.5 times the lowest one is cut, so that the rest is readable
         axes.set_ylim(0.99 * min(losses) - 0.1, max(min(max(losses), 2.5 * min(losses)), initial or 0) + 0.2)
-    axes.set(xlabel="step", ylabel="loss, nats per token")
-    axes.set_xlim(left=0)
+    axes.set(xlabel="step", ylabel="loss, nats per token", xlim=(0, None))
     axes.locator_params(axis="x", integer=True)
     figure.legend(fontsize=9, loc="outside lower center")  # never over a curve
     axes.grid(alpha=0.3)

@@ -63,7 +63,7 @@ class Progress(Callback):
         self._validation.close()
         self._bar.close()
 
-    on_exception = on_train_end  # the error begins a line
+    on_exception = on_train_end  # pyright: ignore[reportAssignmentType] the error begins a line
 
 
 class Samples(Callback):
