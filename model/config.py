@@ -65,7 +65,7 @@ class GPTConfig:
         None, "keys that a query sees, its own included; null: all", common=True, needs="n_heads"
     )
     causal: bool = setting(True, "false: every position attends to all, for experiments", needs="n_heads")
-    logit_softcap: Positive | None = setting(None, "c: logits become c * tanh(logits / c); null: off")
+    logit_softcap: Positive | None = setting(None, "c: logits become c * tanh(logits / c); null: off", ge=1e-3, le=1e6)
     init: Literal["zero_out", "gpt2"] = setting("zero_out", "initialization of the weights")
     backend: Literal["stacked", "explicit", "fused"] = setting("fused", "how attention is computed", needs="n_heads")
     checkpoint_activations: bool = setting(

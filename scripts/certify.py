@@ -52,8 +52,8 @@ class CertifyCommand:
     call: str | None = setting(
         None, "package.module:function, any callable from ids (B, T) to logits (B, T, V); needs the next two"
     )
-    vocab_size: int | None = setting(None, "of call: V", needs="call")
-    context_length: int | None = setting(None, "of call: largest T", needs="call")
+    vocab_size: int | None = setting(None, "of call: V", needs="call", lt=2**31)
+    context_length: int | None = setting(None, "of call: largest T", needs="call", lt=2**31)
     receptive_field: int | None = setting(
         None, "positions before its own that each output depends on; null: the certificate states it", needs="call"
     )

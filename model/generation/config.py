@@ -28,7 +28,7 @@ class SamplingConfig:
     """
 
     max_new_tokens: int = setting(256, "of each sample, at most", ge=1)
-    temperature: float = setting(0.8, "0: always the most probable token", ge=0, allow_inf_nan=False)
+    temperature: float = setting(0.8, "0: always the most probable token", ge=0, le=1e6)
     top_k: int | None = setting(50, "only the k most probable tokens; null: all", ge=1)
     top_p: float | None = setting(
         None, "only the most probable tokens whose probabilities sum to at least this; null: all", gt=0, le=1

@@ -173,7 +173,7 @@ class SamplesConfig:
         None, r"\n is a line end; null: one that suits the text; empty: start a new document", common=True, escapes=True
     )
     max_new_tokens: Count = setting(64, "length of the sample")
-    temperature: Finite = setting(0.8, "0: always the most probable token", ge=0)
+    temperature: Finite = setting(0.8, "0: always the most probable token", ge=0, le=1e6)
     repetition_penalty: Finite | None = setting(None, "as in sample.py", gt=0)
 
 

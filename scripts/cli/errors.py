@@ -89,7 +89,9 @@ def printed_too(text: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UserError(message_of(error)) from error
+        raise UserError(
+            f"cannot write the result ({message_of(error)}); choose another folder with out=FOLDER"
+        ) from error
     finally:
         print(wrapped(text), flush=True)
 

@@ -188,3 +188,12 @@ def test_a_killed_process_ends_the_run_and_no_process_is_left(texts, tmp_path):
     next(child for child in family if "train.py" in " ".join(child.cmdline())).kill()
     assert process.done(120).returncode != 0
     assert not psutil.wait_procs(family, timeout=30)[1]
+
+
+@pytest.mark.parametrize("command", ["evaluate", "heads windows=2"])
+def test_a_result_that_cannot_be_written_is_printed(command, trained, tmp_path):
+    words = [*command.split(), f"ckpt={trained}", "device=cpu", f"out={tmp_path / 'out'}"]
+    expected = run(*words, cwd=tmp_path).succeeded().stdout
+    before = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
+    full = Process(*words, cwd=tmp_path, before=before).done()
+    assert (full.returncode, full.stdout) == (2, expected) and "out=" in full.stderr.splitlines()[-1], full
