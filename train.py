@@ -115,7 +115,7 @@ def run(own: TrainCommand, composed: Composed, *, one_process: bool = False) -> 
             if checkpoint is not None:
                 check_text(checkpoint, data.meta["fingerprint"])
             if own.minutes is not None:
-                fixed = [*given, *(["model"] if lm else [])]  # settings that keep their values
+                fixed = [*given, *(["model", "optim.weight_decay"] if lm else [])]  # settings that keep their values
                 config, planner = steps.plan_minutes(config, data, started + 60 * own.minutes, fixed, run)
             config = config.decide_compilation(data.lengths)
             torch.manual_seed(config.seed_for("initialisation"))

@@ -24,6 +24,7 @@ from tril.model.training.settings import OptimConfig
 
 NS_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Jordan's quintic: steepest slope at 0 that keeps large values near 1
 FLOAT32_EXPONENT = 0x7F800000  # its bits
+DECAYS = ("weight_decay", "muon_weight_decay")  # the settings
 MATCH_RMS = 0.2  # root mean square of a typical AdamW update: Liu et al., 2025, https://arxiv.org/abs/2502.16982, 2.2
 
 
@@ -50,6 +51,11 @@ def orthogonalize(matrices: Tensor, steps: int) -> Tensor:
         gram = x @ x.mT  # (N, shorter, shorter)
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)  # a x + (b gram + c gram^2) x
     return x.mT if tall else x
+
+
+def suitable_decay(passes: float) -> float:
+    """The weight decay, of Muon and its AdamW, that suits a run of so many passes over its text (docs/log.md)."""
+    return 0.0 if passes <= 1 else min(round(passes / 4, 2), 2.0)
 
 
 def capture(work: Callable[[], object]) -> Callable[[], object]:

@@ -17,9 +17,10 @@ from tril.model.gpt import sizes
 from tril.model.runs import ROOTS, SUMMARY, partial_validation
 from tril.model.training.callbacks.metrics import Metrics
 from tril.model.training.module import TrainingModule
+from tril.model.training.optim import DECAYS, suitable_decay
 
 PACKAGE = Path(__file__).resolve().parents[2]
-MANY_PASSES = 10  # over its text, after which a model memorizes it
+MANY_PASSES = 2  # over a text, from which weight decay lowers the loss
 
 
 def describe(trainer: Trainer, module: TrainingModule, data: TextDataModule) -> str:
@@ -38,8 +39,9 @@ def describe(trainer: Trainer, module: TrainingModule, data: TextDataModule) -> 
         f"on {hardware.device_name} ({hardware.accelerator}{threads}), {hardware.precision}{compiled}",
         f"folder  {trainer.default_root_dir}",
     ]
-    if total / train > MANY_PASSES:
-        lines.append("note    the model will memorize a text that it reads so often; best.ckpt keeps the best weights")
+    if total / train > MANY_PASSES and module.optim.kind == "muon" and not module.optim.muon_weight_decay:
+        advice = " ".join(f"optim.{name}={suitable_decay(total / train):g}" for name in DECAYS)
+        lines.append(f"note    a text that is read so often is memorized; {advice} usually lowers the loss")
     return "\n".join(lines)
 
 

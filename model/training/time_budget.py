@@ -1,4 +1,4 @@
-"""`python train.py minutes=5`: the model, its dropout and the steps of a run that ends in time.
+"""`python train.py minutes=5`: the model, its weight decay and the steps of a run that ends in time.
 
 Timed steps of one size and FLOPs give the time of every size. After a fifth of the steps they are planned once more.
 """
@@ -20,7 +20,7 @@ from tril.model.gpt import GPT
 from tril.model.training.callbacks.metrics import Metrics
 from tril.model.training.hardware import Hardware, configure_torch
 from tril.model.training.module import TrainingModule
-from tril.model.training.optim import build_optimizer
+from tril.model.training.optim import DECAYS, build_optimizer, suitable_decay
 from tril.model.training.schedule import lr_factor
 from tril.model.training.settings import OptimConfig, ScheduleConfig, TrainerConfig
 
@@ -29,7 +29,6 @@ SHAPES = ((2, 128), (3, 160), (4, 192))  # n_layers and dim to choose from; docs
 TOKENS_PER_PARAMETER = 1.5
 # With more passes over a text, models memorize it: their validation loss rises. But short runs need some steps.
 MAX_PASSES, MIN_REPEATED_STEPS = 4, 200
-DROPOUT = 0.1  # of a text that is read more often
 TIMING_SHARE, TIMING_SECONDS = 1 / 20, 3.0  # of the time, and at most: for timed steps
 MAX_TOKENS = 2048  # in a timed step; larger batches are assumed to take as long per token
 VALIDATION_SHARE, MAX_VALIDATIONS = 0.1, 10  # of the time, for more than the last validation; and how many
@@ -73,7 +72,8 @@ class TimePlan:
     """What a time decides of a run.
 
     Attributes:
-        model: the config with the chosen shape and dropout.
+        model: the config with the chosen shape.
+        optim: with the chosen weight decay.
         steps: optimizer steps.
         val_check_interval: steps between two validations.
         step_seconds: of a step, on average over the lengths of its windows.
@@ -84,6 +84,7 @@ class TimePlan:
     """
 
     model: GPTConfig
+    optim: OptimConfig
     steps: int
     val_check_interval: int
     step_seconds: float
@@ -106,7 +107,7 @@ def plan_time(
     lengths: Mapping[int, float],
     keeps: Callable[[str], bool],
 ) -> TimePlan:
-    """Chooses the largest shape that reads enough in the time, the steps that end in time, and dropout.
+    """Chooses the largest shape that reads enough in the time, the steps that end in time, and weight decay.
 
     Args:
         model: as configured, with its vocabulary.
@@ -145,8 +146,8 @@ def plan_time(
             f"minutes leave {max(0, seconds):.0f} s for {least}; give more, or set trainer.limit_val_batches"
         )
     passes = steps * step_tokens / train_tokens
-    if passes > MAX_PASSES and not keeps("model.resid_dropout"):
-        shape = replace(shape, resid_dropout=DROPOUT)
+    if optim.kind == "muon" and not any(keeps(f"optim.{key}") for key in DECAYS):
+        optim = replace(optim, **dict.fromkeys(DECAYS, suitable_decay(passes)))
     read = f"read {passes:.1f} times"
     if steps == most:
         read += "; the model would memorize it if it read it more often, so the run ends before the time"
@@ -154,9 +155,9 @@ def plan_time(
     reasons = [
         f"time    {clock(seconds)} to train and validate, at {step_tokens / step_seconds:,.0f} tokens/s",
         f"size    {shape.n_layers} layers of {shape.dim}, probably the best for {tokens}",
-        f"text    {read}; dropout {shape.resid_dropout:g}",
+        f"text    {read}; weight decay {optim.weight_decay:g}",
     ]
-    return TimePlan(shape, steps, interval, step_seconds, val_seconds, end, most, "\n".join(reasons))
+    return TimePlan(shape, optim, steps, interval, step_seconds, val_seconds, end, most, "\n".join(reasons))
 
 
 def list_shapes(model: GPTConfig, keeps: Callable[[str], bool]) -> list[GPTConfig]:

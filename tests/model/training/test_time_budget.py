@@ -21,6 +21,7 @@ from tril.model.training.time_budget import AFTER, BEFORE, SHAPES, PlanSteps, Ti
 PER_FLOP = 8e-12  # seconds
 MODEL = GPTConfig(vocab_size=4096, context_length=256, **NANO_PARTS)
 TIMED = [setting for setting in BARE if not setting.startswith(("trainer.max_steps", "trainer.val_check_interval"))]
+MUON = OptimConfig()
 NANO = ("model.n_layers", "model.dim")
 
 
@@ -28,11 +29,11 @@ def seconds_of(plan: TimePlan) -> float:
     return plan.steps * plan.step_seconds + -(-plan.steps // plan.val_check_interval) * plan.val_seconds
 
 
-def plan(seconds: float, model: GPTConfig = MODEL, kept: tuple[str, ...] = (), **options) -> TimePlan:
+def plan(seconds: float, model=MODEL, kept: tuple[str, ...] = (), optim=MUON, **options) -> TimePlan:
     options = {"trainer": TrainerConfig(), "train_tokens": 10**9, "val_tokens": 300_000} | options
     options = {"lengths": {model.context_length: 1.0}, "windows": 8, "keeps": kept.__contains__} | options
     with mock.patch.object(time_budget, "seconds_per_flop", lambda *_: PER_FLOP):
-        return time_budget.plan_time(model, OptimConfig(), hardware=None, end=time.perf_counter() + seconds, **options)
+        return time_budget.plan_time(model, optim, hardware=None, end=time.perf_counter() + seconds, **options)
 
 
 def test_more_time_gives_more_tokens_and_larger_models_and_all_of_it_is_used():
@@ -70,12 +71,12 @@ def test_what_is_kept_stays_and_the_rest_is_fitted_around_it():
     assert plan(60, replace(MODEL, n_heads=3)).model.dim == 192  # the only one that 3 divides
 
 
-def test_a_small_text_is_not_read_too_often_and_gets_dropout():
+def test_a_small_text_is_not_read_too_often_and_the_weights_decay_by_its_passes():
     large, small, tiny = (plan(3600, train_tokens=n) for n in (10**9, 400_000, 34_000))
-    assert [each.model.resid_dropout for each in (large, small, tiny)] == [0, 0, 0.1]
+    assert [(x.optim.weight_decay, x.optim.muon_weight_decay) for x in (large, small, tiny)] == [(0, 0), (1, 1), (2, 2)]
     assert small.steps == small.most == 4 * 400_000 // 2048 and tiny.steps == 200
-    chosen = plan(3600, replace(MODEL, resid_dropout=0.3), ("model.resid_dropout",), train_tokens=34_000)
-    assert chosen.model.resid_dropout == 0.3
+    assert plan(3600, kept=("optim.muon_weight_decay",), train_tokens=34_000).optim == MUON
+    assert plan(3600, optim=OptimConfig(kind="adamw"), train_tokens=34_000).optim.weight_decay == 0
 
 
 @pytest.mark.parametrize(("seconds", "val_tokens"), [(4, 10), (600, 10**8)])
@@ -105,8 +106,8 @@ def test_timed_steps_end_before_their_limit(monkeypatch, limit, steps):
 def test_a_run_whose_time_is_over_is_the_one_of_its_recorded_steps(tmp_path, text, monkeypatch):
     """A fifth of its 40 steps is 8, and the rate decays over the last half, so at least 16 steps are left of them."""
 
-    def planned(model, *_, end, **__):
-        return TimePlan(model, 40, 15, 1.0, 0.1, time.perf_counter(), 100)
+    def planned(model, optim, *_, end, **__):
+        return TimePlan(model, optim, 40, 15, 1.0, 0.1, time.perf_counter(), 100)
 
     monkeypatch.setattr(time_budget, "plan_time", planned)
     options = [*TIMED, f"data.path={text}", "optim.schedule.decay_fraction=0.5", "model.resid_dropout=0.1"]
@@ -144,7 +145,7 @@ def test_the_second_plan_fits_the_measured_steps_and_validations(interval, plann
     module = mock.Mock(**{"model.flops_per_token": lambda chosen: mean(chosen) if len(chosen) > 1 else min(chosen)})
     monkeypatch.setattr(time_budget.Metrics, "of", lambda _: mock.Mock(seconds=lambda: float(trainer.global_step)))
     monkeypatch.setattr(time_budget.time, "perf_counter", lambda: now[0])
-    first = TimePlan(MODEL, 100, interval, planned, 3.0, 1000.0, 10_000)
+    first = TimePlan(MODEL, OptimConfig(), 100, interval, planned, 3.0, 1000.0, 10_000)
     planner = PlanSteps(first, ScheduleConfig(kind="constant", warmup_steps=0), recorded.append)
     for step in range(1, 30):
         trainer.global_step, now[0] = step, 100.0 + step + 4.0 * (step // 10) * (interval == 10)
