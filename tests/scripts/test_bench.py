@@ -5,7 +5,10 @@ import json
 import pytest
 
 from tests.contract.harness import BARE, run
-from tril.scripts.maintenance import bench
+from tril.scripts.certify import CertifyCommand
+from tril.scripts.cli.app import compose
+from tril.scripts.cli.config import RunConfig
+from tril.scripts.maintenance import bench, gpu
 
 STEPS = "print('\\n'.join(f'iter {i}: loss 1, time {ms}ms' for i, ms in enumerate([9, 9, 2, 4, 2, 9])))"
 
@@ -26,6 +29,17 @@ def test_tasks_alternate_and_ratios_are_of_pairs():
     values = bench.interleave(tasks, 3)
     assert calls == ["a", "b", "b", "a", "a", "b"]
     assert bench.table(values).splitlines()[-1].split() == ["b", "3", "1", "8", "0.5"]  # ratios 1/2, 2, 1/2
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_every_command_for_a_gpu_has_valid_settings(device, tmp_path):
+    for part in gpu.parts(tmp_path, device, nanogpt="folder", small=device == "cpu"):
+        name, words = part.module.rpartition(".")[2], [word for word in part.arguments if not word.startswith("-")]
+        if name in ("train", "bench"):
+            line = compose("train", words[name == "bench" :])
+            RunConfig.of(line.settings, line.given)
+        elif name == "certify":
+            compose(name, words).own(CertifyCommand)
 
 
 @pytest.mark.slow

@@ -1,0 +1,156 @@
+"""Measures Tril on one GPU in at most nine minutes, and prints one table:
+
+    python -m tril.scripts.maintenance.gpu
+    python -m tril.scripts.maintenance.gpu --nanogpt FOLDER         # next to nanoGPT, a clone with its data prepared
+    python -m tril.scripts.maintenance.gpu --device cpu --small     # the same commands with tiny sizes, to try them
+
+The text is the standard library of Python, so no network is needed. Each part gets the time that is left; a part that
+fails or does not fit is a row that says so.
+"""
+
+import argparse
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tril.model.formats import engineering
+from tril.model.runs import Run
+from tril.model.training.summary import PACKAGE
+
+MINUTES = 9.0
+COMPILE = ("false", "true", "regional", "reduce-overhead")  # the last one needs CUDA
+BASE = (  # GPT-2 124M's shape, with 0.5 M tokens a step
+    "model=base",
+    "model.vocab_size=50304",
+    "data.batch_size=64",
+    "data.double_length_at=[]",
+    "trainer.accumulate_grad_batches=8",
+)
+SMALL = (  # every part in seconds on a CPU
+    "model.n_layers=1",
+    "model.dim=32",
+    "model.n_heads=2",
+    "model.context_length=32",
+    "data.batch_size=2",
+    "data.token_budget=50000",
+    "data.val_token_budget=2000",
+    "~callbacks.causality",
+    "~callbacks.heads",
+)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A command of the table.
+
+    Attributes:
+        module: below `tril`, or pytest.
+        arguments: of the command.
+        result: a text for the table, from the output of the command.
+    """
+
+    name: str
+    module: str
+    arguments: Sequence[str]
+    result: Callable[[str], str]
+
+
+def parts(folder: Path, device: str, nanogpt: str | None, *, small: bool) -> Iterator[Part]:
+    """All parts, the most important ones first.
+
+    Args:
+        folder: for the runs.
+        nanogpt: the folder of nanoGPT; None: it is left out.
+    """
+    on_cpu, tiny, steps = device == "cpu", SMALL if small else (), 20 if small else 300
+    limits = [f"trainer.accelerator={device}", *tiny]
+
+    def training(name: str, *settings: str, steps: int = steps, text: str = "data=stdlib") -> Part:
+        run = folder / name
+        last = [f"trainer.max_steps={steps}", f"trainer.val_check_interval={steps}"] if steps else []
+        words = [text, *settings, *limits, *last, f"hydra.run.dir={run}"]
+        return Part(name, "train", words, lambda output: describe(Run(run)))
+
+    tests = [f"{PACKAGE}/tests/model/training/test_optim.py", f"{PACKAGE}/tests/test_another_device.py"]
+    yield Part("tests", "pytest", ["-q", "-n0", *tests], last_line)
+    for value in COMPILE[: 3 if on_cpu else 4]:
+        yield training(f"compile={value}", f"compile={value}")
+        if value != "false":
+            yield training(f"compile={value}, again", f"compile={value}")
+    yield training("124M", *BASE, "compile=true", steps=2 if small else 24)
+    checked = [f"ckpt={folder / 'compile=false'}", f"device={device}", "budget_seconds=10"]
+    yield Part("certificate", "scripts.certify", checked, last_line)
+    decoded = ["decode", "--repeats=2", "compile=true", *limits]
+    yield Part("sampling", "scripts.maintenance.bench", decoded, table_of)
+    if nanogpt is not None:
+        words = ["train", "--repeats=3", "experiment=shakespeare_nanogpt_gpu", *limits]
+        words += ["--vs=python train.py config/train_shakespeare_char.py --max_iters=100 --log_interval=1"]
+        yield Part("nanoGPT's recipe", "scripts.maintenance.bench", [*words, f"--vs-dir={nanogpt}"], table_of)
+    yield training("minutes=1", "minutes=1", steps=0)
+
+
+def describe(run: Run) -> str:
+    """The speed of a run, and when its first steps were done."""
+    summary, rows = run.summary, [row for row in run.metrics if "train/seconds" in row]
+    speed, share = engineering(summary["tokens_per_second"]), summary["mfu"]
+    mfu = "" if share is None or math.isnan(share) else f", MFU {share:.1%}"
+    memory, first = (
+        f"{summary['peak_memory_gb']:.1f} GB",
+        f"{rows[0]['step']:.0f} steps after {rows[0]['train/seconds']:.0f} s",
+    )
+    spent = f"{summary['seconds']:.0f} s in all, {first}"
+    return f"{speed} tokens/s{mfu}, {memory}; {spent}; {summary['final_val_bpb']:.4f} bits per byte"
+
+
+def last_line(output: str) -> str:
+    return output.strip().rpartition("\n")[2]
+
+
+def table_of(output: str) -> str:
+    """The rows of a table of the benchmark: names and medians."""
+    rows = [
+        line.rsplit(maxsplit=4)
+        for line in output.splitlines()
+        if line[:1].isdigit() or line.startswith(("tril", "other"))
+    ]
+    return "; ".join(f"{name.strip()} {median} tokens/s" for name, median, *_ in rows)
+
+
+def measure(part: Part, seconds: float, environment: dict[str, str]) -> str:
+    """The result of a part, or why there is none.
+
+    Args:
+        seconds: after which it is stopped.
+    """
+    module = part.module if part.module == "pytest" else f"tril.{part.module}"
+    command = [sys.executable, "-m", module, *part.arguments]
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8", timeout=max(seconds, 0))
+    except subprocess.TimeoutExpired:
+        return "no time left"
+    return part.result(done.stdout) if done.returncode == 0 else f"FAILED: {last_line(done.stdout + done.stderr)}"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--small", action="store_true", help="tiny sizes")
+    parser.add_argument("--nanogpt", metavar="FOLDER", help="a clone of nanoGPT")
+    options, end = parser.parse_args(arguments), time.monotonic() + 60 * MINUTES
+    results = {}
+    with tempfile.TemporaryDirectory() as folder:
+        empty = os.environ | {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/compiled"}  # each mode has its own code
+        for part in parts(Path(folder), options.device, options.nanogpt, small=options.small):
+            results[part.name] = measure(part, end - time.monotonic(), empty)
+            print(f"{part.name}: {results[part.name]}", file=sys.stderr, flush=True)
+    print("| part | result |", "|---|---|", *(f"| {name} | {result} |" for name, result in results.items()), sep="\n")
+
+
+if __name__ == "__main__":
+    main()
