@@ -47,7 +47,7 @@ def resumed(source: str, composed: Composed) -> "tuple[RunConfig, Checkpoint]":
     source = shared_folder() or source
     path = find_checkpoint(newest("run", SETTINGS).parent if source == "latest" else source, prefer=("last",))
     state = read_state(path)
-    if "loops" not in state:
+    if "loops" not in state or state.get("global_step") is None:
         raise ValueError(f"{path} holds a model without the state of its training; name the checkpoint of a run")
     checkpoint = Checkpoint.of(state, path)
     if code := [key for key in checkpoint.settings if key.startswith("logger") or "_target_" in key]:

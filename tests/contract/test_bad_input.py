@@ -269,6 +269,7 @@ STATES = [  # of training, that do not fit the run
     replacing("abc", "optimizer_states"),
     replacing(dict.fromkeys(range(99), {"momentum_buffer": torch.zeros(3)}), "optimizer_states", 0, "state"),
     replacing("abc", "loops"),
+    replacing(None, "global_step"),
     replacing(torch.zeros(1, 5, dtype=torch.uint8), "random_states", "cpu"),
     replacing({"Metrics": 3}, "callbacks"),
     replacing({}, "tril", "data"),
