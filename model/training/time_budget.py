@@ -46,7 +46,7 @@ def seconds_per_flop(config: GPTConfig, optim: OptimConfig, tokens: int, hardwar
 
     Args:
         tokens: of a step.
-        limit: seconds for all steps; one is made in any case.
+        limit: seconds for all steps; two are made in any case, of which the first one, which is slow, does not count.
     """
     start, seconds = time.perf_counter(), list[float]()
     configure_torch(hardware.accelerator)
@@ -55,7 +55,7 @@ def seconds_per_flop(config: GPTConfig, optim: OptimConfig, tokens: int, hardwar
         model = GPT(config)
     optimizer, length = build_optimizer(model, optim, hardware.precision), config.context_length
     ids = torch.randint(config.vocab_size, (max(1, min(tokens, MAX_TOKENS) // length), length), device=fabric.device)
-    while not seconds or time.perf_counter() - start + seconds[-1] < limit:
+    while len(seconds) < 2 or time.perf_counter() - start + seconds[-1] < limit:
         began = time.perf_counter()
         optimizer.zero_grad()
         with fabric.autocast():
@@ -64,7 +64,7 @@ def seconds_per_flop(config: GPTConfig, optim: OptimConfig, tokens: int, hardwar
         optimizer.step()
         loss.item()  # waits for the device
         seconds.append(time.perf_counter() - began)
-    return statistics.median(seconds[1:] or seconds) / (ids.numel() * model.flops_per_token())
+    return statistics.median(seconds[1:]) / (ids.numel() * model.flops_per_token())
 
 
 @dataclass(frozen=True)
@@ -141,21 +141,22 @@ def plan_time(
         interval = trainer.val_check_interval
     steps = min(most, fit_steps(seconds, step_seconds, val_seconds, interval))
     if steps < MIN_STEPS or val_seconds > seconds / 2:
-        least = f"{MIN_STEPS} steps and a validation of {val_seconds:.0f} s, which may take half of the time"
-        raise ValueError(
-            f"minutes leave {max(0, seconds):.0f} s for {least}; give more, or set trainer.limit_val_batches"
+        least = max(MIN_STEPS * step_seconds + val_seconds, 2 * val_seconds)
+        cause = (
+            f"leaves {max(0, seconds):.0f} s to train and validate, and {least:.0f} s are needed for {MIN_STEPS} steps"
         )
+        raise ValueError(f"minutes {cause}; raise it, or lower the time of a validation with trainer.limit_val_batches")
     passes = steps * step_tokens / train_tokens
     if optim.kind == "muon" and not any(keeps(f"optim.{key}") for key in DECAYS):
         optim = replace(optim, **dict.fromkeys(DECAYS, suitable_decay(passes)))
-    read = f"read {passes:.1f} times"
+    read = f"the run reads it {passes:.1f} times, with a weight decay of {optim.weight_decay:g}"
     if steps == most:
-        read += "; the model would memorize it if it read it more often, so the run ends before the time"
+        read += "; it ends before the time, since more passes would not lower the loss"
     tokens = f"{engineering(steps * step_tokens)} tokens"
     reasons = [
-        f"time    {clock(seconds)} to train and validate, at {step_tokens / step_seconds:,.0f} tokens/s",
-        f"size    {shape.n_layers} layers of {shape.dim}, probably the best for {tokens}",
-        f"text    {read}; weight decay {optim.weight_decay:g}",
+        f"time    {clock(seconds)} is left to train and validate, at {step_tokens / step_seconds:,.0f} tokens/s",
+        f"size    {shape.n_layers} layers of {shape.dim} suit a run of {tokens}",
+        f"text    {read}",
     ]
     return TimePlan(shape, optim, steps, interval, step_seconds, val_seconds, end, most, "\n".join(reasons))
 
@@ -204,7 +205,8 @@ class PlanSteps(Callback):
         if step not in (self._first, self._at) or step in self._times:
             return
         self._times[step] = Metrics.of(trainer).seconds(), time.perf_counter()
-        if step == self._at and (steps := self._new_steps(pl_module.model, data.lengths)) is not None:
+        steps = self._new_steps(pl_module.model, data.lengths) if step == self._at else None
+        if steps not in (None, self.plan.steps):
             trainer.fit_loop.epoch_loop.max_steps = steps
             pl_module.set_total_steps(steps)
             self._record(steps)

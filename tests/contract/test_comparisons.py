@@ -1,7 +1,5 @@
 """Sweeps and what they conclude: tables, differences, intervals and verdicts, computed again from the runs' files."""
 
-from unittest import mock
-
 import numpy as np
 import pytest
 import yaml
@@ -28,7 +26,7 @@ def ends_of(mean, half):
 def test_a_referee_continues_a_grid_and_the_tables_follow_from_the_files_of_the_runs(texts, tmp_path):
     common = merged(BARE[:-1], "data=files", f"data.path={texts}", "model.n_heads=2")
     arms = f"common={' '.join(common)}", "margin=0.01", "baseline=optim.lr_scale=0.01", "candidate=optim.lr_scale=1"
-    with RUNS_IN_COPIES, mock.patch("tril.scripts.experiments.report.draw", lambda *_: {}):
+    with RUNS_IN_COPIES:
         grid = run("train", "-m", *common, "seed=0", "optim.lr_scale=1,0.01", cwd=tmp_path).succeeded()
         (min(runs(tmp_path).values()) / "summary.json").unlink()  # as if the run had been killed before its end
         referee, again = (run("referee", *arms, cwd=tmp_path).succeeded() for _ in range(2))
