@@ -200,8 +200,8 @@ class Certificate:
     def line(self) -> str:
         """The verdict that a run prints."""
         if self.passed:
-            return f"causal: certified in {self.seconds:.1f} s ({len(self.results)} checks)"
-        return f"causal: FAILS: {self.summary()['failed'][0]}"
+            return f"causal  certified in {self.seconds:.1f} s ({len(self.results)} checks)"
+        return f"causal  FAILS: {self.summary()['failed'][0]}"
 
     def summary(self) -> dict[str, Any]:
         """Plain values for a checkpoint."""

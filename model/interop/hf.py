@@ -121,7 +121,8 @@ def download(name: str) -> tuple[Path, str]:
 
 def _read_text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        with reading(path):
+            return path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
         remedy = "save it again with save_pretrained of transformers, the tokenizer too"
         raise FileNotFoundError(f"{path.parent} has no {path.name}; {remedy}") from error

@@ -144,9 +144,8 @@ class RunConfig(TrainingConfig):
         assert self.hardware is not None
         flops = self.train_tokens() * GPT.without_values(self.model).flops_per_token(lengths)
         hardware = self.hardware.for_flops(flops)
-        return replace(
-            self, top=replace(self.top, compile=COMPILE.get(hardware.compile, hardware.compile)), hardware=hardware
-        )
+        top = replace(self.top, compile=COMPILE.get(hardware.compile, hardware.compile))
+        return replace(self, top=top, hardware=hardware)
 
     def to_dict(self) -> dict[str, Any]:
         """Nested plain values, of which `of` makes the same settings, apart from the targets.

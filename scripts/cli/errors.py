@@ -89,9 +89,8 @@ def printed_too(text: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UserError(
-            f"cannot write the result ({message_of(error)}); choose another folder with out=FOLDER"
-        ) from error
+        cause = f"cannot write the result ({message_of(error)})"
+        raise UserError(f"{cause}; choose another folder with out=FOLDER") from error
     finally:
         print(wrapped(text), flush=True)
 

@@ -210,9 +210,8 @@ def plan_minutes(
 
     trainer = replace(config.trainer, max_steps=plan.steps, val_check_interval=plan.val_check_interval)
     print(plan.reasons, flush=True)
-    return replace(config, model=plan.model, optim=plan.optim, trainer=trainer), PlanSteps(
-        plan, config.optim.schedule, record
-    )
+    planned = replace(config, model=plan.model, optim=plan.optim, trainer=trainer)
+    return planned, PlanSteps(plan, config.optim.schedule, record)
 
 
 def build_module(

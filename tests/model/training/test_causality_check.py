@@ -105,7 +105,7 @@ def test_nothing_else_changes_and_each_validation_adds_two_checks(tmp_path, caps
     torch.manual_seed(5)
     callback.on_fit_start(trainer_of(), module)
     certificate = module.payload["certificate"]
-    assert capsys.readouterr().out.startswith("causal: certified in ") and certificate["passed"] is True
+    assert capsys.readouterr().out.startswith("causal  certified in ") and certificate["passed"] is True
     n_checks = certificate["checks"]["future"]
     for step, fn in ((2, "fit"), (4, "fit"), (8, "validate")):  # the last one is not of a training
         values = {"sanity_checking": False, "global_step": step, "max_steps": 8, "should_stop": False}

@@ -110,7 +110,7 @@ def test_failed_and_stopped_runs_do_not_end_a_grid_and_are_trained_again(here):
     done, names = command(here, rates), [f"optim.lr_scale={rate},seed=0" for rate in ("1e+30", "3", "4", "5")]
     assert done.returncode == 1 and "2 of 6 runs are finished" in done.stdout
     assert f"FAILED  {names[0]}: error: the loss is nan (status 2, " in done.stdout
-    assert f"stopped {names[1]} " in done.stdout and "lr_scale=9,seed=0 finished: nan nats per token" in done.stdout
+    assert f"stopped {names[1]} " in done.stdout and "lr_scale=9,seed=0 finished: nan bits per byte" in done.stdout
     left = "; ".join([f"{names[0]} (failed)", *(f"{name} (unfinished)" for name in names[1:])])
     assert f"NOT finished: {left}; start the same command again" in done.stdout
     assert re.findall("(?m)^start +(.*)", command(here, rates).stdout) == names

@@ -43,7 +43,7 @@ def test_every_fourth_document_chooses_a_value_for_each_variant_and_the_others_c
     rows = pd.read_csv(folder / "results.csv").set_index("variant")
     assert [*rows.index] == ["n_heads=4, lr_scale=2", "n_heads=1, lr_scale=1"] and [*rows["baseline"]] == [True, False]
     assert rows["difference"].iloc[1] == pytest.approx((3.5 - 3.0 + 3.7 - 3.1) / 2)
-    assert "an end of its range for (n_heads=1, lr_scale=1);" in done.stdout
+    assert "an end of its range for (n_heads=1, lr_scale=1);" in " ".join(done.stdout.split())
     text = (folder / "report.md").read_text("utf-8")
     assert "(9 documents)" in text
     table = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.partition("## Tuning")[2].splitlines()]
