@@ -52,13 +52,9 @@ def test_a_run_draws_its_losses_prints_samples_and_keeps_its_certificate(text, t
     assert certificate == {key: json.loads((folder / "causality.json").read_text())[key] for key in certificate}
 
 
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-
 def test_on_a_terminal_bars_show_progress_and_an_error_begins_a_line_without_warnings(train_tiny, monkeypatch):
-    terminal = Terminal()
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setitem(PROGRESS, "delay", 0)
     with pytest.raises(UserError, match="lr_scale"), warnings.catch_warnings():

@@ -84,10 +84,7 @@ DAMAGED = [  # what is read, its file, and a content; damaged settings are in th
     *(("summary", "summary.json", content) for content in (b"{", b"[1]", b"\xff", b"[" * 100_000)),
     *(("metrics", METRICS, b"step,a\n" + rows) for rows in (b"1,2,3\n", b"x,2\n", b"\xff\n", b"1.5e400,1\n")),
     ("metrics", METRICS, b"a\n2\n"),
-    *(
-        ("summary", "summary.json", b'{"final_val_loss": 1, "final_val_bpb": %s}' % x)
-        for x in (b"[1]", b'"1"', b"9" * 400)
-    ),
+    *(("summary", "summary.json", b'{"final_val_loss":1,"final_val_bpb":%s}' % x) for x in (b"[]", b'"1"', b"9" * 400)),
     ("settings", "config.yaml", b"a: &a [1]\nb: *a"),
     ("settings", "config.yaml", b"[" * 100_000),
 ]

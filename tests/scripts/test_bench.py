@@ -5,7 +5,6 @@ import json
 import pytest
 
 from tests.contract.harness import BARE, run
-from tril.scripts.certify import CertifyCommand
 from tril.scripts.cli.app import compose
 from tril.scripts.cli.config import RunConfig
 from tril.scripts.maintenance import bench, gpu
@@ -38,8 +37,6 @@ def test_every_command_for_a_gpu_has_valid_settings(device, tmp_path):
         if name in ("train", "bench"):
             line = compose("train", words[name == "bench" :])
             RunConfig.of(line.settings, line.given)
-        elif name == "certify":
-            compose(name, words).own(CertifyCommand)
 
 
 @pytest.mark.slow
