@@ -59,6 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         line = compose("train", options.settings)
         config = RunConfig.of(line.settings, line.given)
         config = config.complete(choose_hardware(config), config.data.prepare().meta["vocab_size"])
+        config = config.decide_compilation(config.data.window_lengths(config.model.context_length))
         hardware, now = config.hardware, f"{datetime.now():%Y-%m-%d %H:%M}"
         assert hardware is not None
         about = {

@@ -9,8 +9,10 @@ fails or does not fit is a row that says so.
 """
 
 import argparse
+import json
 import math
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -52,7 +54,7 @@ class Part:
     Attributes:
         module: below `tril`, or pytest.
         arguments: of the command.
-        result: a text for the table, from the output of the command.
+        result: a text for the table, given the output of the command.
     """
 
     name: str
@@ -78,20 +80,29 @@ def parts(folder: Path, device: str, nanogpt: str | None, *, small: bool) -> Ite
         return Part(name, "train", words, lambda output: describe(Run(run)))
 
     tests = [f"{PACKAGE}/tests/model/training/test_optim.py", f"{PACKAGE}/tests/test_another_device.py"]
-    yield Part("tests", "pytest", ["-q", "-n0", *tests], last_line)
+    yield Part("tests", "pytest", ["-n0", *tests], last_line)
     for value in COMPILE[: 3 if on_cpu else 4]:
         yield training(f"compile={value}", f"compile={value}")
         if value != "false":
             yield training(f"compile={value}, again", f"compile={value}")
     yield training("124M", *BASE, "compile=true", steps=2 if small else 24)
-    checked = [f"ckpt={folder / 'compile=false'}", f"device={device}", "budget_seconds=10"]
-    yield Part("certificate", "scripts.certify", checked, lambda output: output.splitlines()[1])  # the verdict
-    decoded = ["decode", "--repeats=2", "compile=true", *limits]
-    yield Part("sampling", "scripts.maintenance.bench", decoded, table_of)
+    checked = [f"ckpt={folder / 'compile=false'}", f"device={device}", "budget_seconds=10", f"out={folder}"]
+    verdict = lambda output: json.loads((folder / "causality.json").read_text())["verdict"]  # noqa: E731
+    yield Part("certificate", "scripts.certify", checked, verdict)
+    decoded = ["decode", "--repeats=2", f"--json={folder / 'decode.json'}", "compile=true", *limits]
+    yield Part("sampling", "scripts.maintenance.bench", decoded, lambda output: medians(folder / "decode.json"))
     if nanogpt is not None:
-        words = ["train", "--repeats=3", "experiment=shakespeare_nanogpt_gpu", *limits]
+        words = [
+            "train",
+            "--repeats=3",
+            f"--json={folder / 'nanogpt.json'}",
+            "experiment=shakespeare_nanogpt_gpu",
+            *limits,
+        ]
         words += ["--vs=python train.py config/train_shakespeare_char.py --max_iters=100 --log_interval=1"]
-        yield Part("nanoGPT's recipe", "scripts.maintenance.bench", [*words, f"--vs-dir={nanogpt}"], table_of)
+        words.append(f"--vs-dir={nanogpt}")
+        result = lambda output: medians(folder / "nanogpt.json")  # noqa: E731
+        yield Part("nanoGPT's recipe", "scripts.maintenance.bench", words, result)
     yield training("minutes=1", "minutes=1", steps=0)
 
 
@@ -109,14 +120,10 @@ def last_line(output: str) -> str:
     return output.strip().rpartition("\n")[2]
 
 
-def table_of(output: str) -> str:
-    """The rows of a table of the benchmark: names and medians."""
-    rows = [
-        line.rsplit(maxsplit=4)
-        for line in output.splitlines()
-        if line[:1].isdigit() or line.startswith(("tril", "other"))
-    ]
-    return "; ".join(f"{name.strip()} {median} tokens/s" for name, median, *_ in rows)
+def medians(path: Path) -> str:
+    """The rows of a benchmark, of its file."""
+    values = json.loads(path.read_text())["values"]
+    return "; ".join(f"{name} {engineering(statistics.median(each))} tokens/s" for name, each in values.items())
 
 
 def measure(part: Part, seconds: float, environment: dict[str, str]) -> str:
