@@ -129,5 +129,6 @@ def _read_text(path: Path) -> str:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
+    text = _read_text(path)
     with reading(path):
-        return dict(json.loads(_read_text(path)))
+        return dict(json.loads(text))

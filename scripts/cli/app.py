@@ -225,10 +225,10 @@ def problem_of(override: Override, value: str, declaration: Declaration, *, is_g
     key = key_of(override)
     if override.is_delete() and not key.startswith(REMOVABLE):
         return f"removes a setting, and only single callbacks and loggers can be removed; set {key}=VALUE"
-    if (override.is_add() or override.is_force_add()) and key.partition(".")[0] not in {
-        name.partition(".")[0] for name in declaration.names()
-    }:
-        return "adds a setting that does not exist; --help=all lists all"
+    if override.is_add() or override.is_force_add():
+        known = {name.partition(".")[0] for name in declaration.names()}
+        if key.partition(".")[0] not in known:
+            return "adds a setting that does not exist; --help=all lists all"
     if override.is_sweep_override() and not is_grid:
         return f"has several values; add -m for a grid of runs, or write a list as {key}=[{value}]"
     used = OF_A_GRID if is_grid else (FOLDER,) * declaration.is_train

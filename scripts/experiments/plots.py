@@ -128,9 +128,8 @@ def curve_of(run: Run, name: str) -> np.ndarray:
         rows = RunFolder(run.folder).metrics
     except FileNotFoundError:
         rows = []
-    points = [
-        (row["train/tokens"], row[f"{name}/loss"]) for row in rows if {"train/tokens", f"{name}/loss"} <= row.keys()
-    ]
+    names = ("train/tokens", f"{name}/loss")
+    points = [tuple(map(row.get, names)) for row in rows if row.keys() >= {*names}]
     curve = np.array(points, float).reshape(-1, 2)
     return curve[np.isfinite(curve[:, 1])]
 

@@ -172,10 +172,8 @@ def read_sweep(folder: str | Path, baseline: str | None = None) -> Sweep:
         raise FileNotFoundError(f"{folder} is not a folder; name a sweep's, below multirun/")
     launches = read_launches(folder)
     with reading(folder / SWEEP):
-        planned, swept = (
-            planned_runs(launches).values(),
-            [str(key) for launch in launches[:1] for key in launch["swept"]],
-        )
+        swept = [str(key) for launch in launches[:1] for key in launch["swept"]]
+        planned = planned_runs(launches).values()
         runs = [Run(folder / x["folder"], int(x["seed"]), {key: x["values"][key] for key in swept}) for x in planned]
     runs = runs or discovered_runs(folder)
     if not runs:
