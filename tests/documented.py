@@ -10,7 +10,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 COMPUTED = "attention.md"  # its examples are tested with their output: tests/model/test_attention_page.py
 EDITED = "add_your_own.md"
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-INLINE = re.compile(r"`((?:python|tril|pip) (?:(?!\.\.\.)[^`\n])*)`")
+INLINE = re.compile(r"`((?:python|tril \w+|pip) (?:(?!\.\.\.)[^`\n])*)`")  # `tril heads` is a name
 TRIL = r"(?:python (?:scripts/|(?=train\.py))|tril )(\w+)"
 PROGRAM = re.compile(rf"(?:[A-Z_]+=\S+ )*((?:{TRIL}|(?:python|pip|pytest|torchrun) ).*)")
 
