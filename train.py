@@ -1,15 +1,15 @@
-"""Trains a small causal language model:  python train.py [key=value ...]
+"""Trains a small causal language model:  tril train [key=value ...], or python train.py [key=value ...]
 
-python train.py                                    the standard library, a model of 3.3 M parameters
-python train.py minutes=5                          a model and steps that fit into this time
-python train.py experiment=NAME                    a complete recipe
-python train.py data.path="notes/*.md"             your own text
-python train.py model.n_heads=8 model.dim=256      any setting below
-python train.py -m model.n_heads=1,2,4 seed=0,1    a grid; the same command continues it
-python train.py -m +ablation=heads seed=0,1,2      a ready grid
-python train.py resume=latest                      continue the last run
-python train.py debug=true                         20 steps of everything, on little text
-python train.py init_from=hf:FOLDER                start from other weights, see docs/weights.md
+tril train                                    the standard library, a model of 3.3 M parameters
+tril train minutes=5                          a model and steps that fit into this time
+tril train experiment=NAME                    a complete recipe
+tril train data.path="notes/*.md"             your own text
+tril train model.n_heads=8 model.dim=256      any setting below
+tril train -m model.n_heads=1,2,4 seed=0,1    a grid; the same command continues it
+tril train -m +ablation=heads seed=0,1,2      a ready grid
+tril train resume=latest                      continue the last run
+tril train debug=true                         20 steps of everything, on little text
+tril train init_from=hf:FOLDER                start from other weights, see docs/weights.md
 """
 
 from tril.scripts.cli import interrupt
@@ -29,7 +29,7 @@ from tril.scripts.cli.errors import UserError, shell_command, user_errors
 
 
 def train(*settings: str, **keywords: object) -> Run:
-    """Trains a model in this process, as `python train.py SETTINGS` does: train("model=nano", "seed=1").
+    """Trains a model in this process, as `tril train SETTINGS` does: train("model=nano", "seed=1").
 
     Args:
         settings: as on the command line, group=choice or key=value.

@@ -1,4 +1,4 @@
-"""Certifies that a model is causal:  python scripts/certify.py ckpt=latest
+"""Certifies that a model is causal:  tril certify ckpt=latest
 
 Also a fresh model (model=nano model.window=64), a `transformers` model (hf=FOLDER) and any function from ids to logits
 (call=package.module:function vocab_size=V context_length=T). Prints the verdict, and writes all figures into

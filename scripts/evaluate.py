@@ -1,4 +1,4 @@
-"""Measures a checkpoint on a text:  python scripts/evaluate.py ckpt=latest [data=files data.path=FILE]
+"""Measures a checkpoint on a text:  tril evaluate ckpt=latest [data=files data.path=FILE]
 
 Loss, perplexity, bits per byte and accuracy with their intervals over documents; by default on the validation part of
 the run. other=CHECKPOINT compares two checkpoints, and tasks=NAME[,NAME] runs tasks of lm-evaluation-harness

@@ -1,4 +1,4 @@
-"""Writes any model for Hugging Face transformers:  python scripts/export.py ckpt=latest to=hf out=FOLDER
+"""Writes any model for Hugging Face transformers:  tril export ckpt=latest to=hf out=FOLDER
 
 The folder is for AutoModelForCausalLM and AutoTokenizer, with the causality certificate: a GPT-2, Llama or Qwen3 class
 for a model that it expresses, else code that imports tril, for trust_remote_code=True. Before the folder gets its name,

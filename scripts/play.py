@@ -1,4 +1,4 @@
-"""Serves a page to play with a trained model on this computer:  python scripts/play.py ckpt=latest other=CHECKPOINT
+"""Serves a page to play with a trained model on this computer:  tril play ckpt=latest other=CHECKPOINT
 
 The page streams text and shows for each token what it was drawn from and what the model attended to. Heads can be
 switched off, and two checkpoints compared. It needs pip install -e ".[app]". The address goes to stdout, the rest to

@@ -1,4 +1,4 @@
-"""Judges a change:  python scripts/referee.py baseline="KEY=VALUE ..." candidate="KEY=VALUE ..." budget=60m
+"""Judges a change:  tril referee baseline="KEY=VALUE ..." candidate="KEY=VALUE ..." budget=60m
 
 Trains a sweep of both, first with three seeds and then with one more at a time, until its report has a verdict or the
 budget is spent. The exit status is 0 (better), 1 (worse or equal), 3 (undecided) or 2 (wrong input, or a failed run).

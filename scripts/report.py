@@ -1,4 +1,4 @@
-"""Reports the results of a sweep:  python scripts/report.py dir=latest
+"""Reports the results of a sweep:  tril report dir=latest
 
 The sweep may still be running. Prints the differences from the baseline; report.md contains everything, with pictures;
 results.csv has a row for each variant and runs.csv one for each run, both with all digits. With candidate=VARIANT, the

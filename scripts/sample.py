@@ -1,4 +1,4 @@
-"""Samples text from a checkpoint:  python scripts/sample.py ckpt=latest prompt="def " temperature=0.8 n=3
+"""Samples text from a checkpoint:  tril sample ckpt=latest prompt="def " temperature=0.8 n=3
 
 Without a prompt, on a terminal, it asks for one after another. The text goes to stdout, everything else to stderr.
 """

@@ -52,7 +52,7 @@ class CausalityConfig:
 
 @dataclass(frozen=True, config=strict_settings("sweep"))
 class SweepConfig:
-    """Settings of `python train.py -m`."""
+    """Settings of `tril train -m`."""
 
     skip_invalid: bool = setting(False, "skip invalid runs instead of stopping the grid with an error")
 

@@ -1,4 +1,4 @@
-"""`python train.py minutes=5`: the model, its weight decay and the steps of a run that ends in time.
+"""`tril train minutes=5`: the model, its weight decay and the steps of a run that ends in time.
 
 Timed steps of one size and FLOPs give the time of every size. After a fifth of the steps they are planned once more.
 """

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass as plain_dataclass
 from dataclasses import field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic.dataclasses import dataclass
@@ -34,12 +35,12 @@ from tril.model.training.settings import (
     TrainerConfig,
     TrainingConfig,
 )
-from tril.scripts.cli.errors import PACKAGE, user_errors
+from tril.scripts.cli.errors import user_errors
 
 if TYPE_CHECKING:
     from tril.model.training.hardware import Hardware
 
-CONFIGS = PACKAGE / "configs"
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 GROUPS = {
     "model": GPTConfig,
     "optim": OptimConfig,

@@ -1,13 +1,11 @@
 """The command `tril NAME [key=value ...]`, a subcommand for each script."""
 
 import importlib
-import os
 import sys
 from importlib.metadata import version
 
 from tril.data.settings import nearest
 from tril.scripts.cli import interrupt
-from tril.scripts.cli.errors import CONSOLE
 
 COMMANDS = {
     "train": "train a model, or a grid of them with -m",
@@ -32,7 +30,6 @@ def main() -> None:
     elif name == "--version":
         print(f"tril {version('tril')}")
     elif name in COMMANDS:
-        os.environ[CONSOLE] = "tril"
         interrupt.begin()
         module = importlib.import_module("tril.train" if name == "train" else f"tril.scripts.{name}")
         sys.argv = [str(module.__file__), *arguments]  # with which Lightning starts the other processes of a run

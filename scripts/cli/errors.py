@@ -42,8 +42,6 @@ OTHER_NAMES = {
     "resume": "ckpt_path",
 }
 MEANT = {name: key for key, names in OTHER_NAMES.items() for name in names.split()}
-PACKAGE = Path(__file__).resolve().parents[2]
-CONSOLE = "TRIL_CONSOLE"  # the variable that is set where the `tril` command started the program
 
 
 class UserError(ValueError):
@@ -135,14 +133,12 @@ def fail(message: object, status: int = 2) -> None:
 
 
 def shell_command(script: str, *settings: str) -> str:
-    """How the user starts a script in this folder: `tril report` from the console command, else as a file.
+    """How the user starts a script: `tril report dir=latest`.
 
     Args:
         settings: key=value; those with spaces or other characters of the shell are quoted.
     """
-    name = "train.py" if script == "train" else f"scripts/{script}.py"
-    program = ("tril", script) if CONSOLE in os.environ else ("python", os.path.relpath(PACKAGE / name))
-    return shlex.join([*program, *settings])
+    return shlex.join(["tril", script, *settings])
 
 
 def check_writable(folder: Path, key: str) -> None:

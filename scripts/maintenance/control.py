@@ -1,6 +1,6 @@
 """Shows what the causal mask does, with a run and the same run without it:
 
-    python train.py; python train.py experiment=control_no_mask
+    tril train; tril train experiment=control_no_mask
     python -m tril.scripts.maintenance.control RUN RUN_WITHOUT_MASK TEXT
 
 The loss of one pass over a window is valid only if no position sees a later one. The prefix-only loss predicts each
