@@ -122,7 +122,7 @@ def test_train_is_the_command_and_keeps_signal_handlers_and_the_hydra_of_its_cal
     settings = (*BARE, f"data.path={texts}")
     tmp_path = folder
     done = run("train", *settings, "hydra.run.dir=typed", cwd=tmp_path)
-    assert done.returncode == 0 and f"sample.py ckpt={tmp_path / 'typed'} prompt" in done.stdout, done
+    assert done.returncode == 0 and f"tril sample ckpt={tmp_path / 'typed'} prompt" in done.stdout, done
     (older := tmp_path / "outputs" / "older" / "checkpoints").mkdir(parents=True)
     (older / "best.ckpt").touch()
     monkeypatch.setattr(GlobalHydra.instance(), "hydra", "of a program that calls train()")

@@ -174,7 +174,7 @@ class SamplesConfig:
     )
     max_new_tokens: Count = setting(64, "length of the sample")
     temperature: Finite = setting(0.8, "0: always the most probable token", ge=0, le=1e6)
-    repetition_penalty: Finite | None = setting(None, "as in sample.py", gt=0)
+    repetition_penalty: Finite | None = setting(None, "as in tril sample", gt=0)
 
 
 @dataclass(frozen=True, config=strict_settings("callbacks.early_stop"))
