@@ -1,19 +1,18 @@
 """Measures Tril on this machine:  python -m tril.scripts.maintenance.bench PART [options] [key=value ...]
 
-  train   tokens per second of whole training runs with these settings, from metrics.csv, after a warm-up
-  decode  tokens per second of sampling by a model with random weights, or by --ckpt
+  train   tokens per second of whole training runs with these settings, the median over their steps
+  decode  tokens per second of sampling by a model with random weights
 
 --vs "COMMAND" measures another program in the same pairs: for train, one that prints the milliseconds of its steps as
-nanoGPT does; for decode, one that samples {n} tokens. What is compared runs in alternating order, A B, B A, ...; the
-table has the median, the smallest and the largest value, and the median ratio to the first row, taken in each
-repetition. --json FILE keeps all values.
+nanoGPT does, with as many tokens in a step; for decode, one that samples {n} tokens. What is compared runs in
+alternating order, A B, B A, ...; the table has the median, the smallest and the largest value, and the median ratio to
+the first row, taken in each repetition.
 """
 
 import argparse
 import os
 import platform
 import re
-import shlex
 import statistics
 import subprocess
 import sys
@@ -27,8 +26,7 @@ from typing import Any
 import pandas as pd
 import torch
 
-from tril.model.atomic_files import write_json
-from tril.model.runs import Run, load
+from tril.model.runs import Run
 from tril.model.training.hardware import configure_torch
 from tril.model.training.summary import code_version
 from tril.scripts.cli.app import compose
@@ -38,7 +36,6 @@ from tril.scripts.cli.run import choose_hardware
 
 STEP_TIME = r"time ([0-9.]+)ms"  # of a step, in the output of nanoGPT
 PROMPT, SHORT, LONG = 16, 64, 64 + 512  # tokens; sampling counts the difference of a long and a short sample
-UNIT = "tokens/s"
 Tasks = dict[str, Callable[[], float]]  # row of the table: one repetition
 
 
@@ -47,32 +44,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("part", choices=PARTS)
     parser.add_argument("settings", nargs="*", metavar="key=value", help="as of train.py")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--warmup", type=int, default=10, help="steps of `train` that do not count")
-    parser.add_argument("--steps", type=int, default=50, help="steps of `train` that count")
-    parser.add_argument("--vs", metavar="COMMAND", help="of another program; `python` is this interpreter")
-    parser.add_argument("--vs-dir", default=".", help="the folder that it starts in")
-    parser.add_argument("--vs-tokens", type=int, help="tokens in a step of it; otherwise as many as in ours")
-    parser.add_argument("--ckpt", help="the checkpoint of `decode`")
-    parser.add_argument("--json", help="a file for the values of all repetitions")
+    parser.add_argument("--steps", type=int, default=60, help="of each run of `train`")
+    parser.add_argument("--vs", metavar="COMMAND", help="of another program, for the shell")
     options = parser.parse_intermixed_args(arguments)
     try:
         line = compose("train", options.settings)
         config = RunConfig.of(line.settings, line.given)
         config = config.complete(choose_hardware(config), config.data.prepare().meta["vocab_size"])
         config = config.decide_compilation(config.data.window_lengths(config.model.context_length))
-        hardware, now = config.hardware, f"{datetime.now():%Y-%m-%d %H:%M}"
-        assert hardware is not None
-        about = {
-            "device": f"{hardware.device_name}, {torch.get_num_threads()} threads, {hardware.precision}",
-            "versions": f"torch {torch.__version__}, Python {platform.python_version()}, code {code_version()}",
-            "before": f"{now}, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores",
-        }
         values = interleave(PARTS[options.part](config, options), options.repeats)
     except (UserError, OSError) as error:
         fail(error)
-    print(*(f"{name}: {value}" for name, value in about.items()), table(values), sep="\n")
-    if options.json:
-        write_json(options.json, {"part": options.part, "unit": UNIT, "machine": about, "values": values})
+    assert (hardware := config.hardware) is not None
+    load = f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
+    print(f"{hardware.device_name}, {torch.get_num_threads()} threads, {hardware.precision}; {load}")
+    print(
+        f"torch {torch.__version__}, Python {platform.python_version()}, code {code_version()}, {datetime.now():%F %R}"
+    )
+    print(f"\ntokens/s\n{table(values)}")
 
 
 def interleave(tasks: Tasks, repeats: int) -> dict[str, list[float]]:
@@ -89,43 +78,35 @@ def table(values: dict[str, list[float]]) -> str:
     """One row per task."""
     frame = pd.DataFrame(values)
     ratio = frame.div(frame.iloc[:, 0], axis=0).median()
-    columns = {UNIT: frame.median(), "smallest": frame.min(), "largest": frame.max(), "ratio to the first row": ratio}
+    columns = {"median": frame.median(), "smallest": frame.min(), "largest": frame.max(), "ratio": ratio}
     return pd.DataFrame(columns).to_string(float_format=lambda x: f"{float(f'{x:.4g}'):,.10g}")
 
 
-def run(command: Sequence[str], folder: str = ".") -> tuple[float, str]:
-    """Seconds and output of a process; raises UserError if it fails."""
-    started = time.perf_counter()
-    done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8")
+def run(command: Sequence[str] | str) -> tuple[float, str]:
+    """Seconds and output of a process, or of a command of the shell; raises UserError if it fails."""
+    started, shell = time.perf_counter(), isinstance(command, str)
+    done = subprocess.run(command, shell=shell, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8")
     if done.returncode != 0:
-        last = done.stdout.strip().rpartition("\n")[2]
-        raise UserError(f"{shlex.join(command)} ended with status {done.returncode}: {last}")
+        raise UserError(f"{command} ended with status {done.returncode}: {done.stdout.strip().rpartition(chr(10))[2]}")
     return time.perf_counter() - started, done.stdout
-
-
-def run_other(options: argparse.Namespace, n: int = 0) -> tuple[float, str]:
-    """The command of --vs with `n` for {n}; see `run`."""
-    words = [sys.executable if word == "python" else word.replace("{n}", str(n)) for word in shlex.split(options.vs)]
-    return run(words, options.vs_dir)
 
 
 def train(config: RunConfig, options: argparse.Namespace) -> Tasks:
     """Whole runs, without validation between the steps; the other program in pairs with them."""
-    warmup, steps, tokens = options.warmup, options.warmup + options.steps, config.tokens_per_step() * config.devices
+    steps, tokens = options.steps, config.tokens_per_step() * config.devices
     limits = [f"trainer.max_steps={steps}", f"trainer.val_check_interval={steps}", "trainer.log_every_n_steps=1"]
     limits.append(f"optim.schedule.warmup_steps={min(config.optim.schedule.warmup_steps, steps)}")
 
     def ours() -> float:
         with tempfile.TemporaryDirectory() as folder:
             run([sys.executable, "-m", "tril.train", *options.settings, *limits, f"hydra.run.dir={folder}/run"])
-            rows = [row for row in Run(Path(folder, "run")).metrics if row["step"] > warmup]
-        return statistics.median(row["train/tokens_per_second"] for row in rows if "train/tokens_per_second" in row)
+            return Run(Path(folder, "run")).summary["tokens_per_second"]
 
     def theirs() -> float:
-        times = [float(ms) for ms in re.findall(STEP_TIME, run_other(options)[1])][warmup:steps]
+        times = [float(ms) for ms in re.findall(STEP_TIME, run(options.vs)[1])]
         if not times:
-            raise UserError(f"--vs prints no step {STEP_TIME!r} after the first {warmup}; lower --warmup")
-        return (options.vs_tokens or tokens) / statistics.median(times) * 1000
+            raise UserError(f"--vs={options.vs} prints no step {STEP_TIME!r}; let it log every step")
+        return tokens / statistics.median(times) * 1000
 
     return {"tril": ours} | ({"other": theirs} if options.vs else {})
 
@@ -137,11 +118,8 @@ def decode(config: RunConfig, options: argparse.Namespace) -> Tasks:
     from tril.model.gpt import GPT
 
     assert config.hardware is not None
-    device = config.hardware.accelerator
-    configure_torch(device)
-    lm = load(options.ckpt, device) if options.ckpt else None
-    model = (GPT(config.model).to(device) if lm is None else lm.model).eval()
-    n_ids = model.config.vocab_size if lm is None else lm.n_ids
+    configure_torch(device := config.hardware.accelerator)
+    model, n_ids = GPT(config.model).to(device).eval(), config.model.vocab_size
 
     def seconds(new: int, batch: int, choices: dict[str, Any]) -> float:
         prompts = torch.randint(n_ids, (batch, PROMPT), generator=torch.Generator().manual_seed(0)).tolist()
@@ -154,12 +132,14 @@ def decode(config: RunConfig, options: argparse.Namespace) -> Tasks:
         seconds(2, batch, choices)  # compiles
         return lambda: batch * (LONG - SHORT) / (seconds(LONG, batch, choices) - seconds(SHORT, batch, choices))
 
+    def theirs() -> float:
+        long, short = (run(options.vs.replace("{n}", str(n)))[0] for n in (LONG, SHORT))
+        return (LONG - SHORT) / (long - short)
+
     tasks = {"1 x, cache": ours(1), "64 x, cache": ours(64), "1 x, no cache": ours(1, use_cache=False)}
     if config.hardware.compile:
         tasks |= {f"{batch} x, compiled": ours(batch, compile=True) for batch in (1, 64)}
-    if options.vs:
-        tasks["other"] = lambda: (LONG - SHORT) / (run_other(options, LONG)[0] - run_other(options, SHORT)[0])
-    return tasks
+    return tasks | ({"other": theirs} if options.vs else {})
 
 
 PARTS = {"train": train, "decode": decode}

@@ -12,13 +12,12 @@ import argparse
 import json
 import math
 import os
-import statistics
+import shlex
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from tril.model.formats import engineering
@@ -47,20 +46,7 @@ SMALL = (  # every part in seconds on a CPU
 )
 
 
-@dataclass(frozen=True)
-class Part:
-    """A command of the table.
-
-    Attributes:
-        module: below `tril`, or pytest.
-        arguments: of the command.
-        result: a text for the table, given the output of the command.
-    """
-
-    name: str
-    module: str
-    arguments: Sequence[str]
-    result: Callable[[str], str]
+Part = tuple[str, Sequence[str], Callable[[str], str]]  # name, command after `python -m`, output -> text of the table
 
 
 def parts(folder: Path, device: str, nanogpt: str | None, *, small: bool) -> Iterator[Part]:
@@ -76,11 +62,11 @@ def parts(folder: Path, device: str, nanogpt: str | None, *, small: bool) -> Ite
     def training(name: str, *settings: str, steps: int = steps) -> Part:
         run = folder / name
         last = [f"trainer.max_steps={steps}", f"trainer.val_check_interval={steps}"] if steps else []
-        words = ["data=stdlib", *settings, *limits, *last, f"hydra.run.dir={run}"]
-        return Part(name, "train", words, lambda output: describe(Run(run)))
+        words = ["tril.train", "data=stdlib", *settings, *limits, *last, f"hydra.run.dir={run}"]
+        return name, words, lambda output: describe(Run(run))
 
     tests = [f"{PACKAGE}/tests/model/training/test_optim.py", f"{PACKAGE}/tests/test_another_device.py"]
-    yield Part("tests", "pytest", ["-n0", *tests], last_line)
+    yield "tests", ["pytest", "-n0", *tests], last_line
     for value in COMPILE[: 3 if on_cpu else 4]:
         yield training(f"compile={value}", f"compile={value}")
         if value != "false":
@@ -88,21 +74,17 @@ def parts(folder: Path, device: str, nanogpt: str | None, *, small: bool) -> Ite
     yield training("124M", *BASE, "compile=true", steps=2 if small else 24)
     checked = [f"ckpt={folder / 'compile=false'}", f"device={device}", "budget_seconds=10", f"out={folder}"]
     verdict = lambda output: json.loads((folder / "causality.json").read_text())["verdict"]  # noqa: E731
-    yield Part("certificate", "scripts.certify", checked, verdict)
-    decoded = ["decode", "--repeats=2", f"--json={folder / 'decode.json'}", "compile=true", *limits]
-    yield Part("sampling", "scripts.maintenance.bench", decoded, lambda output: medians(folder / "decode.json"))
+    yield "certificate", ["tril.scripts.certify", *checked], verdict
+    bench = "tril.scripts.maintenance.bench"
+    yield "sampling", [bench, "decode", "--repeats=2", "compile=true", *limits], rows
     if nanogpt is not None:
-        words = [
-            "train",
-            "--repeats=3",
-            f"--json={folder / 'nanogpt.json'}",
-            "experiment=shakespeare_nanogpt_gpu",
-            *limits,
-        ]
-        words += ["--vs=python train.py config/train_shakespeare_char.py --max_iters=100 --log_interval=1"]
-        words.append(f"--vs-dir={nanogpt}")
-        result = lambda output: medians(folder / "nanogpt.json")  # noqa: E731
-        yield Part("nanoGPT's recipe", "scripts.maintenance.bench", words, result)
+        program = f"{sys.executable} train.py config/train_shakespeare_char.py --max_iters=100 --log_interval=1"
+        other = f"--vs=cd {shlex.quote(nanogpt)} && {program}"
+        yield (
+            "nanoGPT's recipe",
+            [bench, "train", "--repeats=3", "experiment=shakespeare_nanogpt_gpu", *limits, other],
+            rows,
+        )
     yield training("minutes=1", "minutes=1", steps=0)
 
 
@@ -120,10 +102,9 @@ def last_line(output: str) -> str:
     return output.strip().rpartition("\n")[2]
 
 
-def medians(path: Path) -> str:
-    """The rows of a benchmark, of its file."""
-    values = json.loads(path.read_text())["values"]
-    return "; ".join(f"{name} {engineering(statistics.median(each))} tokens/s" for name, each in values.items())
+def rows(output: str) -> str:
+    """The rows of a benchmark without the heading: tokens/s, smallest, largest, ratio to the first row."""
+    return "; ".join(" ".join(line.split()) for line in output.rpartition("ratio\n")[2].splitlines())
 
 
 def measure(part: Part, seconds: float, environment: dict[str, str]) -> str:
@@ -132,13 +113,13 @@ def measure(part: Part, seconds: float, environment: dict[str, str]) -> str:
     Args:
         seconds: after which it is stopped.
     """
-    module = part.module if part.module == "pytest" else f"tril.{part.module}"
-    command = [sys.executable, "-m", module, *part.arguments]
+    _, words, result = part
+    command = [sys.executable, "-m", *words]
     try:
         done = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8", timeout=max(seconds, 0))
     except subprocess.TimeoutExpired:
         return "no time left"
-    return part.result(done.stdout) if done.returncode == 0 else f"FAILED: {last_line(done.stdout + done.stderr)}"
+    return result(done.stdout) if done.returncode == 0 else f"FAILED: {last_line(done.stdout + done.stderr)}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -151,8 +132,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         empty = os.environ | {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/compiled"}  # each mode has its own code
         for part in parts(Path(folder), options.device, options.nanogpt, small=options.small):
-            results[part.name] = measure(part, end - time.monotonic(), empty)
-            print(f"{part.name}: {results[part.name]}", file=sys.stderr, flush=True)
+            results[part[0]] = measure(part, end - time.monotonic(), empty)
+            print(f"{part[0]}: {results[part[0]]}", file=sys.stderr, flush=True)
     print("| part | result |", "|---|---|", *(f"| {name} | {result} |" for name, result in results.items()), sep="\n")
 
 
