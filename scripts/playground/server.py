@@ -5,7 +5,7 @@
     POST /generate   JSON of `Generation` -> one line of JSON with the prompt's tokens, then one per new token
 
 It answers programs of this computer only. Other pages in the same browser are refused: by the Host header, which a
-rebound DNS name cannot fake, and by the Origin header, which browsers send with every POST of another page.
+rebound DNS name cannot fake, and by the content type, which a browser sends for another page only if the server agrees.
 """
 
 import base64
@@ -45,7 +45,6 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 MAX_PROMPT = 20_000  # characters
-MAX_BODY = 1 << 20  # bytes of a request
 SAMPLING = ("max_new_tokens", "seed", "temperature", "top_k", "top_p", "repetition_penalty")
 
 
@@ -100,15 +99,10 @@ class PlayModel:
         """A token for the page: weights as base64 of little-endian float16, NaN as null."""
         from tril.model.heads.page import to_float16
 
-        return {
-            "id": token.id,
-            "name": token.name,
-            "text": token.text,
-            "ended": token.id == self.lm.eot_id,
-            "candidates": [without_nan(candidate._asdict()) for candidate in token.candidates],
-            "attention": base64.b64encode(to_float16(token.attention).tobytes()).decode("ascii"),
-            "dropped": token.n_dropped,
-        }
+        candidates = [without_nan(candidate._asdict()) for candidate in token.candidates]
+        attention = base64.b64encode(to_float16(token.attention).tobytes()).decode("ascii")
+        shown = {"candidates": candidates, "attention": attention, "ended": token.id == self.lm.eot_id}
+        return token._asdict() | shown
 
 
 def create_server(models: Sequence[PlayModel], prompt: str = "") -> "uvicorn.Server":
@@ -130,8 +124,9 @@ def create_server(models: Sequence[PlayModel], prompt: str = "") -> "uvicorn.Ser
 
     async def generate(request: "Request") -> "Response":
         try:
-            check_origin(request)
-            settings = build(Generation, dict(json.loads(await read_body(request))))
+            if request.headers.get("content-type") != "application/json":
+                raise ValueError("the request must have the content type application/json")
+            settings = build(Generation, dict(await request.json()))
             if settings.model >= len(models):
                 raise ValueError(f"model={settings.model} must be below the number of models, {len(models)}")
             if (n := len(settings.prompt)) > MAX_PROMPT:
@@ -160,25 +155,6 @@ def create_server(models: Sequence[PlayModel], prompt: str = "") -> "uvicorn.Ser
     app = Starlette(routes=routes, middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS)])
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, log_level="error", lifespan="off"))
     return server
-
-
-async def read_body(request: "Request") -> bytes:
-    """The body of a request. Raises ValueError if it is larger than MAX_BODY, without reading the rest."""
-    body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > MAX_BODY:
-            raise ValueError(f"the request has more than {MAX_BODY} bytes; send less")
-    return body
-
-
-def check_origin(request: "Request") -> None:
-    """Raises ValueError if another page sent the request, or a form could have."""
-    origin, host = request.headers.get("origin"), request.headers["host"]
-    if origin not in (None, f"http://{host}"):
-        raise ValueError(f"origin {origin} is another page; open http://{host}/")
-    if request.headers.get("content-type") != "application/json":
-        raise ValueError("the request must have the content type application/json")
 
 
 def listen(port: int) -> socket.socket:

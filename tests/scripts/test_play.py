@@ -22,16 +22,13 @@ from tril.scripts.playground.server import FILES, LOOPBACK, PlayModel, create_se
 
 SAMPLING = {"max_new_tokens": 6, "temperature": 0.8, "top_k": 50, "top_p": None, "repetition_penalty": 1.1, "seed": 3}
 REQUEST = {"model": 0, "prompt": "def ", "remove_heads": [], **SAMPLING}
-ANOTHER, HTML = "is another page", {"Content-Type": "text/html"}
 REFUSED = [  # values of a request, its headers, and a part of the answer
     ({"max_new_tokens": 501}, {}, "max_new_tokens=501 must be less than or equal to 500"),
     ({"prompt": "x" * 20_001}, {}, "the prompt has 20001 characters; use at most 20000"),
-    ({"prompt": "x" * 2**20}, {}, "the request has more than 1048576 bytes"),
     ({"prompt": "\udc80"}, {}, "'utf-8' codec can't encode character"),
     ({"remove_heads": ["L0H4"]}, {}, "the model has no head 'L0H4'; with 2 layers of 4 heads, use L0H0 to L1H3"),
     ({"model": 2}, {}, "model=2 must be below the number of models, 2"),
-    ({}, HTML, "the content type application/json"),
-    *(({}, {"Origin": origin}, ANOTHER) for origin in ("http://evil.example", "null", "https://{}", "http://{}0")),
+    ({}, {"Content-Type": "text/html"}, "the content type application/json"),
     *(({}, {"Host": host}, "Invalid host") for host in ("evil.example", "127.0.0.1.evil.example", "")),
 ]
 
@@ -109,10 +106,14 @@ def test_the_models_and_the_files_of_the_page_are_served_with_a_policy_and_what_
         assert response.status == 200 and response.read() == file.read_bytes()
         policy = response.getheader("Content-Security-Policy")
         assert "default-src 'none'" in policy and "frame-ancestors 'none'" in policy and "unsafe" not in policy
-    others = ("GET", "/server.py"), ("GET", "/../server.py"), ("GET", "/docs"), ("GET", "/generate")
-    assert [send(server, *each).status for each in others] == [404, 404, 404, 405]
+    others = ("GET", "/server.py"), ("GET", "/../server.py"), ("GET", "/docs"), ("OPTIONS", "/generate")
+    assert [send(server, *each).status for each in others] == [
+        404,
+        404,
+        404,
+        405,
+    ]  # 405: a browser asks for another page
     for values, headers, message in REFUSED:
-        headers = {name: value.format(own) for name, value in headers.items()}
         response = send(server, "POST", "/generate", REQUEST | values, **headers)
         text = response.read().decode()
         assert response.status == 400 and message in text and ("Host" in headers or [*json.loads(text)] == ["error"])
@@ -120,7 +121,7 @@ def test_the_models_and_the_files_of_the_page_are_served_with_a_policy_and_what_
     for body in ({"model": 0}, [1], b"{", b"\xff", b"[" * 100_000):
         assert send(server, "POST", "/generate", body).status == 400
     for host in (own, f"localhost:{server.port}"):
-        assert send(server, "POST", "/generate", REQUEST, Host=host, Origin=f"http://{host}").status == 200
+        assert send(server, "POST", "/generate", REQUEST, Host=host).status == 200
 
 
 def test_simultaneous_answers_are_the_samples_of_the_same_settings(server, lms):
@@ -136,7 +137,7 @@ def test_simultaneous_answers_are_the_samples_of_the_same_settings(server, lms):
         assert "".join(token["text"] for token in given) == prompt
         for token, alone in zip(tokens, known(lms[model], prompt, removed, **more), strict=True):
             assert [token[key] for key in ("id", "name", "text")] == [alone.id, alone.name, alone.text]
-            assert token["dropped"] == alone.n_dropped and token["ended"] == (alone.id == lms[model].eot_id)
+            assert token["n_dropped"] == alone.n_dropped and token["ended"] == (alone.id == lms[model].eot_id)
             assert token["candidates"] == [candidate._asdict() for candidate in alone.candidates]
             weights = np.frombuffer(base64.b64decode(token["attention"]), "<f2").astype(np.float32)  # as the page does
             np.testing.assert_allclose(weights, alone.attention.flatten(), rtol=2.0**-11, atol=2.0**-25)

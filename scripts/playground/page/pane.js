@@ -246,7 +246,7 @@ class Pane {
     this.spans.forEach((span, i) => {
       span.classList.toggle("query", i === query);
       span.classList.toggle("pinned", i === query && this.pinned === this.selected);
-      span.classList.toggle("later", i > query || i < token.dropped);
+      span.classList.toggle("later", i > query || i < token.n_dropped);
       if (i >= this.given.length) span.tabIndex = i === query ? 0 : -1;
     });
     for (const code of this.root.querySelectorAll("code.query")) code.replaceChildren(...tokenName(token.name));
@@ -274,7 +274,7 @@ class Pane {
   showAttention(token, query) {
     const weights = this.weights(token, ...this.head), largest = Math.max(...weights.filter(Number.isFinite)), [layer, head] = this.head;
     this.spans.forEach((span, i) => {
-      const w = weights[i - token.dropped];
+      const w = weights[i - token.n_dropped];
       fill(span, i < query && w > 0 ? w / largest : null);
       span.title = w === undefined ? "" : `weight ${weightText(w)}`;
     });
@@ -282,7 +282,7 @@ class Pane {
     for (const strip of this.strips) this.paint(strip.button.firstChild, this.weights(token, strip.layer, strip.head));
     const order = [...weights.keys()].filter((i) => weights[i] > 0).sort((a, b) => weights[b] - weights[a]).slice(0, N_LARGEST);
     const label = (i) => [element("span", "number", `${i - query}`), ...tokenName((this.given[i] ?? this.tokens[i - this.given.length]).name)];
-    bars(this.find(".list"), order.map((k) => ({ label: label(k + token.dropped), part: weights[k] / largest, text: weightText(weights[k]) })));
+    bars(this.find(".list"), order.map((k) => ({ label: label(k + token.n_dropped), part: weights[k] / largest, text: weightText(weights[k]) })));
   }
 
   paint(canvas, weights) {
