@@ -3,7 +3,6 @@
 Letters: L layers, H heads, T tokens.
 """
 
-import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tril.model.atomic_files import write_json, write_text
+from tril.model.atomic_files import write_text
 from tril.model.checkpoint import Checkpoint
 from tril.model.evaluation.subject import text_of_run
 from tril.model.formats import csv_text, markdown_table, plural
@@ -23,14 +22,14 @@ from tril.model.heads.attention_maps import TokenWindows, attention_maps
 from tril.model.heads.head_plots import plot_heads, plot_ranks
 from tril.model.heads.page import write_page
 from tril.model.heads.records import UNIFORM, all_heads, read_maps, read_records
-from tril.model.heads.scores import N_REPEATS, SCORES, alphabet_of, in_words, score_heads
+from tril.model.heads.scores import SCORES, alphabet_of, in_words, score_heads
 from tril.model.masks import document_options
 from tril.model.runs import find_checkpoint, run_folder
 from tril.model.text_clusters import TextClusters
 from tril.model.training.hardware import use_device
-from tril.scripts.cli.errors import printed_too, shell_command, user_errors, writable
+from tril.scripts.cli.errors import UserError, check_writable, printed_too, shell_command, user_errors, writable
 from tril.scripts.experiments.losses import spread
-from tril.scripts.experiments.sweep import Sweep, Variant, read_sweep
+from tril.scripts.experiments.sweep import Run, read_sweep
 
 SHOWN_TOKENS = 48  # of the validation part, without a prompt: those of head_maps.npz
 REPEATED_TOKENS = 16  # of these follow once more, so that a head that continues repeated text shows
@@ -60,7 +59,7 @@ def describe_model(path: Path, windows: int, prompt: str | None, seed: int, out:
         lm = checkpoint.language_model(device)
         if (problem := obstacle(lm.model)) is not None:
             raise ValueError(f"{path} {problem}; name another run")
-        numbers, text, clusters, tokens = sample_windows(checkpoint, windows)
+        text, clusters, tokens = sample_windows(checkpoint, windows)
         shown = prompt_ids(lm, tokens, prompt)
         records, (recorded, earlier) = read_records(run_path), read_maps(run_path)
         folder = writable(out or run_path / "heads", "out")
@@ -68,29 +67,11 @@ def describe_model(path: Path, windows: int, prompt: str | None, seed: int, out:
     ablation = ablate(lm.model, text, clusters)
     scores = score_heads(lm.model, text, alphabet=alphabet_of(lm.tokenizer, lm.eot_id), seed=seed)
     removal = remove_in_turn(lm.model, text, ablation)
-    heads, counts, shown_tokens = ablation.rows(), clusters.counts(), [lm.token_text(token) for token in shown]
+    heads, counts = ablation.rows(), clusters.counts()
     for row, head in zip(heads, all_heads(lm.config), strict=True):
         row.update({name: values[head].item() for name, values in scores.heads.items()})
-    content = {
-        "describes": SCOPE,
-        "checkpoint": os.path.relpath(path),
-        "steps": checkpoint.step,
-        "data_fingerprint": checkpoint.data["fingerprint"],
-        "document_mask": text.document_eot is not None,
-        "settings": {"windows": windows, "seed": seed, "prompt": prompt, "device": device},
-        "windows": {"of": "the validation part", "length": lm.config.context_length, "numbers": numbers.tolist()},
-        "observations": {"unit": clusters.unit} | counts,
-        "changes": f"nats per token; 95% intervals of all heads together, over {clusters.unit}, paired",
-        "scores": SCORES | {"left out": "positions that see only one key"},
-        "induction": {"sequences": N_REPEATS, "length": scores.induction_length, "copies": 2},
-        "loss": ablation.loss,
-        "heads": heads,
-        "uniform": scores.uniform,
-        "removal": removal,
-        "shown_tokens": shown_tokens,
-    }
     uniform = {"head": UNIFORM, **scores.uniform}
-    files = "heads.png, attention.html, heads.csv, removal.csv, heads.json"
+    files = "heads.png, attention.html, heads.csv, removal.csv"
     lines = [["head", "change of the loss", "the model is then", *SCORES]]
     for row in sorted(heads, key=lambda row: -row["change"]):
         effect = f"{row['change']:+.4f} ± {row['high'] - row['change']:.4f}"
@@ -105,7 +86,6 @@ def describe_model(path: Path, windows: int, prompt: str | None, seed: int, out:
     scope = f"{SCOPE} For averages over seeds:  {shell_command('heads', 'dir=SWEEP')}"
     parts = [in_words(heads, scores.uniform), explained, markdown_table(lines, (0, 2)), scope, f"{folder}: {files}"]
     with printed_too("\n\n".join(parts)):
-        write_json(folder / "heads.json", content)
         write_text(folder / "heads.csv", csv_text([*(row | counts for row in heads), uniform]))
         write_text(folder / "removal.csv", csv_text(row | counts for row in removal))
         plot_heads(folder / "heads.png", ablation, removal, records)
@@ -114,7 +94,7 @@ def describe_model(path: Path, windows: int, prompt: str | None, seed: int, out:
         maps = attention_maps(lm.model, ids, **options)[:, 0].cpu()  # (L, H, T, T)
         write_page(
             folder / "attention.html",
-            tokens=shown_tokens,
+            tokens=[lm.token_text(token) for token in shown],
             maps=maps,
             probabilities=next_tokens(lm, ids, options),
             title=f"Attention of {path}",
@@ -126,14 +106,14 @@ def describe_model(path: Path, windows: int, prompt: str | None, seed: int, out:
         )
 
 
-def sample_windows(checkpoint: Checkpoint, n: int) -> tuple[np.ndarray, TokenWindows, TextClusters, np.ndarray]:
+def sample_windows(checkpoint: Checkpoint, n: int) -> tuple[TokenWindows, TextClusters, np.ndarray]:
     """Picks n whole windows of the validation part of a run, evenly spaced from the first one to the last one.
 
     Args:
         n: number of windows N, at least 2.
 
     Returns:
-        The numbers of the windows (N,); the windows; the documents in them; and all ids of the validation part.
+        The windows; the documents in them; and all ids of the validation part.
 
     Raises:
         ValueError: there are fewer than n whole windows, or the text has changed since the run.
@@ -150,7 +130,7 @@ def sample_windows(checkpoint: Checkpoint, n: int) -> tuple[np.ndarray, TokenWin
     opens = tokens == eot  # a document opens with the end-of-text token
     documents = torch.from_numpy(np.cumsum(opens)[positions[:, :-1]])  # (N, T)
     windows = TokenWindows(ids[:, :-1], ids[:, 1:], eot if checkpoint.settings.get("data.document_mask") else None)
-    return numbers, windows, TextClusters.of(documents, windows.targets), tokens
+    return windows, TextClusters.of(documents, windows.targets), tokens
 
 
 def prompt_ids(lm: LanguageModel, tokens: np.ndarray, prompt: str | None) -> list[int]:
@@ -191,26 +171,22 @@ def describe_sweep(path: Path, windows: int, out: str | None, device: str) -> No
         out: the folder for the files; None: heads/ in the sweep's folder.
     """
     with user_errors():
-        device = use_device(device)
-        sweep = read_sweep(path)
-        runs, remarks = finished_runs(sweep, windows)
-        folder = writable(out or path / "heads", "out")
-    rows, measured = [], {}
-    for number, (variant, seed, checkpoint) in enumerate(runs, 1):
-        print(f"{number} of {len(runs)}: {variant.label}, seed {seed}, on {device}", file=sys.stderr, flush=True)
-        with user_errors():
-            lm = checkpoint.language_model(device)
-            _, text, clusters, _ = sample_windows(checkpoint, windows)
-        if (problem := obstacle(lm.model)) is not None:
-            remarks.append(f"{variant.label}, seed {seed}, {problem}: left out.")
+        device, sweep = use_device(device), read_sweep(path)
+        check_writable(folder := Path(out or path / "heads"), "out")
+    rows, measured, left_out = [], {}, []
+    for variant, run in ((each, run) for each in sweep.variants for run in each.runs):
+        try:
+            lm, text, clusters = subject_of(run, windows, device)
+        except (OSError, ValueError) as error:
+            left_out.append(f"{variant.label}, seed {run.seed}, {error}: left out.")
             continue
+        print(f"{variant.label}, seed {run.seed}, on {device}", file=sys.stderr, flush=True)
         ablation = ablate(lm.model, text, clusters)
         measured.setdefault(variant.label, []).append(ablation)
-        name = {"variant": variant.label, **variant.values, "seed": seed, "loss": ablation.loss}
+        name = {"variant": variant.label, **variant.values, "seed": run.seed, "loss": ablation.loss}
         rows += [name | row | clusters.counts() for row in ablation.rows()]
     if not measured:
-        with user_errors():
-            raise ValueError(f"{path} has no run whose heads can be removed. {' '.join(remarks)}")
+        raise UserError(f"{path} has no run whose heads can be removed. {' '.join(left_out)}")
     averages = {label: average(ablations) for label, ablations in measured.items()}
     values = {variant.label: variant.values for variant in sweep.variants}
     lines, average_rows = [["variant", "without", "change of the loss", "the model is then"]], []
@@ -221,29 +197,26 @@ def describe_sweep(path: Path, windows: int, out: str | None, device: str) -> No
     n_runs = plural(sum(map(len, measured.values())), "run")
     head = f"{n_runs} of {plural(len(averages), 'variant')}, {windows} windows each.\n{EXPLAINED}"
     files = f"{folder}: heads.csv, averages.csv, ranks.png"
-    parts = [head, markdown_table(lines, (0, 1)), *["\n".join(remarks)] * bool(remarks), files]
+    parts = [head, markdown_table(lines, (0, 1)), *["\n".join(left_out)] * bool(left_out), files]
     with printed_too("\n\n".join(parts)):
+        folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / "heads.csv", csv_text(rows))
         write_text(folder / "averages.csv", csv_text(average_rows))
         plot_ranks(folder / "ranks.png", averages)
 
 
-def finished_runs(sweep: Sweep, windows: int) -> tuple[list[tuple[Variant, int, Checkpoint]], list[str]]:
-    """The finished runs, and remarks on the others. Each is checked, so that no error comes after hours of measuring.
+def subject_of(run: Run, windows: int, device: str) -> tuple[LanguageModel, TokenWindows, TextClusters]:
+    """The model of a run and the text to measure it on.
 
     Raises:
-        OSError: a run has no checkpoint.
-        ValueError: no run is finished, the text has changed, or it has fewer windows.
+        OSError: it has no checkpoint.
+        ValueError: it is not finished, its heads cannot be removed, the text has changed, or it has fewer windows.
     """
-    runs, remarks = [], []
-    for variant, planned in ((each, run) for each in sweep.variants for run in each.runs):
-        if planned.state != "finished" or planned.diverged:
-            problem = "diverged" if planned.state == "finished" else f"is {planned.state}"
-            remarks.append(f"{variant.label}, seed {planned.seed}, {problem}: left out.")
-            continue
-        checkpoint = Checkpoint.read(find_checkpoint(planned.folder))
-        sample_windows(checkpoint, windows)
-        runs.append((variant, planned.seed, checkpoint))
-    if not runs:
-        raise ValueError(f"{sweep.folder} has no finished run; let one finish. {' '.join(remarks)}")
-    return runs, remarks
+    if run.state != "finished" or run.diverged:
+        raise ValueError("diverged" if run.state == "finished" else f"is {run.state}")
+    checkpoint = Checkpoint.read(find_checkpoint(run.folder))
+    lm = checkpoint.language_model(device)
+    if (problem := obstacle(lm.model)) is not None:
+        raise ValueError(problem)
+    text, clusters, _ = sample_windows(checkpoint, windows)
+    return lm, text, clusters
