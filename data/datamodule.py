@@ -10,9 +10,8 @@ from lightning import LightningDataModule
 from tokenizers import Tokenizer
 
 from tril.data.batches import Batch, Tokens, TrainWindows, ValWindows, on_device
-from tril.data.config import DataConfig
-from tril.data.prepare import PreparedText
-from tril.data.sources.base import Split
+from tril.data.prepare import PreparedText, prepare
+from tril.data.sources.base import Source, Split
 
 MAX_PASSES = 10  # through the text in one batch
 MAX_RESIDENT = 1 / 4  # share of a GPU's free memory that the tokens may take; the rest is for training
@@ -31,10 +30,10 @@ class TextDataModule(LightningDataModule):
         seed: of the order of the training windows.
 
     Attributes:
-        lengths: see `DataConfig.window_lengths`.
+        lengths: see `Source.window_lengths`.
     """
 
-    def __init__(self, config: DataConfig, *, context_length: int, seed: int = 0) -> None:
+    def __init__(self, config: Source, *, context_length: int, seed: int = 0) -> None:
         super().__init__()
         self.config, self.context_length, self.seed = config, context_length, seed
         self.lengths = config.window_lengths(context_length)
@@ -53,7 +52,7 @@ class TextDataModule(LightningDataModule):
     @cached_property
     def prepared(self) -> PreparedText:
         """Prepares the text on the first call."""
-        return self.config.prepare()
+        return prepare(self.config)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -67,7 +66,7 @@ class TextDataModule(LightningDataModule):
     @property
     def prompt(self) -> str:
         """What a sample begins with, see `Source.prompt`."""
-        return self.config.source.prompt
+        return self.config.prompt
 
     @property
     def document_eot(self) -> int | None:

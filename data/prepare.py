@@ -103,14 +103,7 @@ class PreparedText:
         return max(len(text.encode()), 1)
 
 
-def prepare(
-    source: Source,
-    config: TokenizerConfig,
-    budgets: Mapping[Split, int | None],
-    cache_dir: str | Path | None = None,
-    *,
-    progress: bool = True,
-) -> PreparedText:
+def prepare(source: Source, *, progress: bool = True) -> PreparedText:
     """Trains or loads the tokenizer of a text, and tokenizes it into a folder of the cache, or reuses the folder of an
     earlier call.
 
@@ -118,13 +111,14 @@ def prepare(
     truncated; likewise the validation part.
 
     Args:
-        budgets: tokens of the training and of the validation part to prepare; None: all.
-        cache_dir: see `resolve_cache_dir`.
+        progress: print how the text is split.
 
     Raises:
         ValueError: a part of the text is empty, or the text is invalid.
         OSError: text, tokenizer or cache folder cannot be read or written.
     """
+    config = source.tokenizer
+    budgets: dict[Split, int | None] = {"train": source.token_budget, "val": source.val_token_budget}
     of_text: dict[str, Any] = {"source": source.fingerprint(), "budgets": budgets}
     settings = {"format": FORMAT, "tokenizer": config.fingerprint(), "sources": {"": of_text}}
     fingerprint = sha256_of(settings)
@@ -162,7 +156,7 @@ def prepare(
         if progress:
             print(*filter(None, (source.note, describe_split(of_text))), sep="\n", file=sys.stderr)
 
-    folder = resolve_cache_dir(cache_dir) / f"{source.name}-{fingerprint[:16]}"
+    folder = resolve_cache_dir(source.cache_dir) / f"{source.name}-{fingerprint[:16]}"
     prepared = read_or_write(folder, "prepares", write, partial(PreparedText.read, fingerprint=fingerprint))
     return_freed_memory()
     return prepared

@@ -12,8 +12,8 @@ if __name__ == "__main__":
 
 from pathlib import Path
 
-from tril.data.config import parse
 from tril.data.settings import without_effect
+from tril.data.sources import parse
 from tril.model.atomic_files import write_json
 from tril.model.evaluation.config import EvaluateConfig
 from tril.model.runs import find_checkpoint, run_folder
@@ -40,7 +40,7 @@ def main(settings: EvaluateConfig, composed: Composed) -> None:
         check_writable(folder, "out")
         source = None if data is None else parse(data)
         if source is not None:
-            refuse_unused([("data", source), ("data", source.source)], composed.given)
+            refuse_unused([("data", source)], composed.given)
     from tril.model.evaluation.subject import Subject, evaluate_texts
     from tril.model.interop.tasks import run_tasks
     from tril.model.training.hardware import use_device

@@ -10,8 +10,7 @@ import torch
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from tests.contract.harness import train
-from tril.data.config import DataConfig, parse
-from tril.data.sources import SOURCES
+from tril.data.sources import SOURCES, parse
 from tril.data.sources.hub import Hub
 from tril.data.tokenizer import AUTO_VOCAB_SIZE, TokenizerConfig
 from tril.model.gpt import GPT
@@ -46,9 +45,21 @@ NAMES = sorted(path.stem for path in (CONFIGS / "data").glob("*.yaml"))
 YAMLS = {name: compose("train", [f"data={name}"]).settings["data"] for name in NAMES}
 HUBS = {
     "tinystories": Hub(repo="roneneldan/TinyStories"),
-    "wikitext103": Hub(repo="Salesforce/wikitext", config="wikitext-103-raw-v1", row_ends_document=False),
+    "wikitext103": Hub(
+        repo="Salesforce/wikitext",
+        config="wikitext-103-raw-v1",
+        row_ends_document=False,
+        tokenizer=TokenizerConfig(vocab_size=8192),
+    ),
     "fineweb_edu": Hub(
-        repo="HuggingFaceFW/fineweb-edu", config="sample-10BT", val_split=None, val_fraction=0.01, streaming=True
+        repo="HuggingFaceFW/fineweb-edu",
+        config="sample-10BT",
+        val_split=None,
+        val_fraction=0.01,
+        streaming=True,
+        token_budget=2_500_000_000,
+        val_token_budget=1_000_000,
+        tokenizer=TokenizerConfig(kind="hub", path="openai-community/gpt2", vocab_size=32768),
     ),
 }
 
@@ -68,7 +79,7 @@ def test_every_option_of_a_group_is_valid(text):
     for row in itertools.zip_longest(*options):  # an option of each group
         chosen = [option for option in row if option is not None]
         settings = compose("train", [*chosen, *(word for option in chosen for word in needed.get(option, ()))])
-        assert isinstance(RunConfig.of(settings.settings).data.source, SOURCES[settings.settings["data"]["source"]])
+        assert isinstance(RunConfig.of(settings.settings).data, SOURCES[settings.settings["data"]["source"]])
 
 
 def test_presets_have_the_sizes_they_claim():
@@ -137,14 +148,11 @@ def test_the_runs_of_an_ablation_differ_in_its_question_alone(name):
 def test_shipped_yamls_have_every_key_and_give_these_sources():
     """Without a key, Hydra would refuse an override of it."""
     for values in YAMLS.values():
-        settings = fields(DataConfig) + fields(SOURCES[values["source"]])
-        assert set(values) == {field.name for field in settings}
+        assert set(values) == {"source", *(field.name for field in fields(SOURCES[values["source"]]))}
         assert set(values["tokenizer"]) == {field.name for field in fields(TokenizerConfig)}
     parsed = {name: parse(YAMLS[name]) for name in YAMLS.keys() - {"files"}}
-    assert {name: parsed[name].source for name in HUBS} == HUBS
+    assert {name: parsed[name] for name in HUBS} == HUBS
     assert parsed["stdlib"].tokenizer == TokenizerConfig(kind="bpe", vocab_size=None)
     assert (parsed["stdlib"].batch_size, parsed["shakespeare"].batch_size) == (4, 4)
-    assert parsed["fineweb_edu"].token_budget == 2_500_000_000
-    assert parsed["fineweb_edu"].tokenizer.path == "openai-community/gpt2"
     line = compose("train", ["data=hub", "data.repo=owner/name"])  # a source without a yaml file
     assert (line.settings["data"]["source"], line.settings["data"]["repo"]) == ("hub", "owner/name")

@@ -27,7 +27,7 @@ LAZY = (  # imported inside functions, so that a command starts without them
 )
 POSIX = ("fcntl", "grp", "pwd", "resource", "termios")  # which other operating systems do not have
 QUICK = (  # needed before a run starts, and by any pytest
-    *("tril.train", "tril.data.config", "tril.model.config", "tril.model.runs", "tril.model.generation.config"),
+    *("tril.train", "tril.data.sources", "tril.model.config", "tril.model.runs", "tril.model.generation.config"),
     "tril.model.causality.pytest_plugin",
 )
 

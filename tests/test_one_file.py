@@ -8,7 +8,8 @@ from pathlib import Path
 
 import torch
 
-from tril.data.config import parse
+from tril.data.prepare import prepare
+from tril.data.sources import parse
 from tril.model.gpt import GPT
 from tril.scripts.cli.config import RunConfig
 from tril.train import train
@@ -33,7 +34,7 @@ def test_a_run_has_the_losses_of_tril_in_one_file(tmp_path):
     spec = importlib.util.spec_from_file_location("one_file", FILE)
     one_file = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(one_file)
-    config, tokens = RunConfig.of(run.settings), parse(run.settings["data"]).prepare().tokens("train")
+    config, tokens = RunConfig.of(run.settings), prepare(parse(run.settings["data"])).tokens("train")
     torch.manual_seed(config.seed_for("initialisation"))
     weights = GPT(config.model).state_dict()
     model = one_file.GPT(config.model.vocab_size, CONTEXT, **SHAPE)

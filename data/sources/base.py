@@ -1,8 +1,21 @@
-"""What a source of text is. It yields documents; `data/split.py` splits them and `data/prepare.py` tokenizes them."""
+"""A text and the settings below `data:`, checked before anything expensive starts.
+
+A source yields documents; `data/split.py` splits them, and `data/prepare.py` tokenizes them.
+"""
 
 from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
 
+from pydantic import Field, field_validator
+from pydantic.dataclasses import dataclass
+
+from tril.data.settings import group, setting, strict_settings
+from tril.data.tokenizer import TokenizerConfig
+
+MIN_LENGTH = 128  # of windows that double; shorter ones at first gave a higher loss (docs/log.md)
+Count = Annotated[int, Field(ge=1)]
+Fraction = Annotated[float, Field(gt=0, lt=1)]
 Split = Literal["train", "val"]
 
 
@@ -19,10 +32,11 @@ class Document(NamedTuple):
     is_row: bool = False
 
 
+@dataclass(frozen=True, config=strict_settings("data"))
 class Source:
-    """Text with a training and a validation part: a group of settings, registered in `data.sources.SOURCES`.
+    """Text with a training and a validation part, its tokenizer and batches; registered in `data.sources.SOURCES`.
 
-    A source defines `name`, `fingerprint` and `documents`, and has the setting `val_fraction`.
+    A source defines `name`, `fingerprint` and `documents`, and has the setting `val_fraction`. All have those here.
 
     Attributes:
         name: a short slug, which begins the name of the folder in the cache.
@@ -35,14 +49,40 @@ class Source:
         prompt: what a sample of a model of this text begins with, unless the user chooses; "": a new document.
     """
 
-    name: str
-    val_fraction: float
+    tokenizer: TokenizerConfig = group(TokenizerConfig, "text <-> token ids")
+    batch_size: int = setting(4, "windows of context_length tokens per device and step", common=True, ge=1)
+    double_length_at: Annotated[tuple[Fraction, ...], Field(strict=False)] = setting(  # not strict: yaml has lists
+        (0.3, 0.7), "fractions of the run where windows double in length, up to context_length; []: never", common=True
+    )
+    val_batch_size: Count | None = setting(None, "windows per device in validation; null: batch_size")
+    cache_dir: str | None = setting(None, "null: $TRIL_CACHE, else $XDG_CACHE_HOME/tril, else ~/.cache/tril")
+    token_budget: Count | None = setting(None, "training tokens to prepare; null: all")
+    val_token_budget: Count | None = setting(None, "validation tokens to prepare, likewise")
+    document_mask: bool = setting(
+        False, "true: documents in a window do not attend to each other; positions restart in each", common=True
+    )
+    name = ""
+    val_fraction = 0.0
     salt = ""
-    own_split: str | None = None
+    own_split = None
     by_content = False
     ends_documents = True
     note = ""
     prompt = ""
+
+    @field_validator("double_length_at")
+    @classmethod
+    def _check_order(cls, fractions: tuple[float, ...]) -> tuple[float, ...]:
+        if list(fractions) != sorted(set(fractions)):
+            raise ValueError(f"data.double_length_at={[*fractions]} must rise, such as [0.3,0.7]")
+        return fractions
+
+    @field_validator("cache_dir")
+    @classmethod
+    def _check_cache_dir(cls, cache_dir: str | None) -> str | None:
+        if cache_dir and Path(cache_dir).expanduser().is_file():
+            raise ValueError(f"data.cache_dir={cache_dir} is a file; give a folder")
+        return cache_dir
 
     def fingerprint(self) -> dict[str, Any]:
         """JSON values that change if the text or its split changes; computed at every start."""
@@ -51,3 +91,17 @@ class Source:
     def documents(self, split: Split) -> Iterator[Document]:
         """The documents, always in the same order; `split` matters only with `own_split`."""
         raise NotImplementedError
+
+    def window_lengths(self, context_length: int) -> dict[int, float]:
+        """The lengths of training windows, in the order of training, each with the fraction of the run where it ends.
+
+        Short sequences first: Press, Smith and Lewis, 2021, https://arxiv.org/abs/2012.15832. The first doublings are
+        left out where the length before them would not be whole, or below MIN_LENGTH.
+        """
+        lengths = {context_length: 1.0}
+        for end in reversed(self.double_length_at):
+            length = min(lengths)
+            if length % 2 or length < 2 * MIN_LENGTH:
+                break
+            lengths[length // 2] = end
+        return dict(sorted(lengths.items()))

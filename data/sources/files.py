@@ -5,7 +5,6 @@ import hashlib
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import field
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -189,7 +188,6 @@ class SingleText(Source):
         None, "a text file; null: tiny shakespeare, downloaded once into the cache folder", common=True
     )
     val_fraction: float = setting(0.1, "the end of the text", common=True, gt=0, lt=1)
-    cache_dir: str | None = field(default=None, compare=False)
     name = "shakespeare"
     own_split = "the end of the text"
     ends_documents = False

@@ -6,16 +6,16 @@ M targets (tokens but the first).
 import os
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from tril.data.config import DataConfig, parse
 from tril.data.prepare import PreparedText, prepare
 from tril.data.settings import unflatten
-from tril.data.sources.base import Split
+from tril.data.sources import parse
+from tril.data.sources.base import Source, Split
 from tril.data.tokenizer import TokenizerConfig
 from tril.model.checkpoint import Checkpoint
 from tril.model.evaluation.scores import ScoredText
@@ -26,7 +26,7 @@ from tril.model.intervals import MIN_DOCUMENTS, mean_and_ends
 Part = Literal["val", "all"]
 
 
-def text_of_run(checkpoint: Checkpoint) -> tuple[DataConfig, PreparedText]:
+def text_of_run(checkpoint: Checkpoint) -> tuple[Source, PreparedText]:
     """The text that a checkpoint was trained on.
 
     Raises:
@@ -34,7 +34,7 @@ def text_of_run(checkpoint: Checkpoint) -> tuple[DataConfig, PreparedText]:
     """
     if not (settings := unflatten(checkpoint.settings).get("data")):
         raise ValueError(f"{checkpoint.path} does not say on which text it was trained; name a run")
-    prepared = (data := parse(settings)).prepare()
+    prepared = prepare(data := parse(settings))
     now, before = prepared.meta["fingerprint"][:12], str(checkpoint.data.get("fingerprint"))[:12]
     if now != before:
         changed = f"the text has changed since the run (fingerprint {now} instead of {before})"
@@ -83,15 +83,14 @@ class Subject:
         a, b = self.checkpoint, other.checkpoint
         return (a.tokenizer, a.eot) == (b.tokenizer, b.eot)
 
-    def read_text(self, data: DataConfig, part: Part) -> PreparedText:
+    def read_text(self, data: Source, part: Part) -> PreparedText:
         """A text in the tokens of the checkpoint."""
         train = data.token_budget if part == "all" else 1  # the least that `prepare` encodes of the training part
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "tokenizer.json"
             path.write_text(self.checkpoint.tokenizer, encoding="utf-8")
             tokenizer = TokenizerConfig(kind="file", path=str(path), eot=self.checkpoint.eot)
-            budgets: dict[Split, int | None] = {"train": train, "val": data.val_token_budget}
-            return prepare(data.source, tokenizer, budgets, data.cache_dir, progress=False)
+            return prepare(replace(data, tokenizer=tokenizer, token_budget=train), progress=False)
 
     def score(self, prepared: PreparedText, part: Part, name: str) -> tuple[dict[str, Any], ScoredText]:
         """What evaluation.json says of the checkpoint on a text, and its scores.
@@ -125,7 +124,7 @@ class Subject:
         return report, scored
 
 
-def evaluate_texts(subjects: Sequence[Subject], source: DataConfig | None, part: Part) -> tuple[dict[str, Any], str]:
+def evaluate_texts(subjects: Sequence[Subject], source: Source | None, part: Part) -> tuple[dict[str, Any], str]:
     """The figures of one or two checkpoints on a text, in the tokens of each, and a table of them.
 
     Args:
@@ -135,7 +134,7 @@ def evaluate_texts(subjects: Sequence[Subject], source: DataConfig | None, part:
         ValueError: the text has changed since the run, or is too short; or two tokenizers do not find the same
             documents in it, which alone can be paired.
     """
-    first, of = subjects[0], "the run" if source is None else f"data.source={source.source.name}"
+    first, of = subjects[0], "the run" if source is None else f"data.source={source.name}"
     name = f"the {'validation part' if part == 'val' else 'whole text'} of {of}"
     data, of_run = (source, None) if source is not None else text_of_run(first.checkpoint)
     same = [of_run if subject.same_tokenizer(first) else None for subject in subjects]

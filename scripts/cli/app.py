@@ -25,8 +25,8 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from tril.data.config import SOURCES, DataConfig
 from tril.data.settings import Setting, build, declared, defaults, nearest
+from tril.data.sources import SOURCES
 from tril.scripts.cli import interrupt
 from tril.scripts.cli.config import CONFIGS, FOLDER, GROUPS, TrainCommand, known_settings, options_of, refuse_unused
 from tril.scripts.cli.errors import UserError, exit_with_one_line, unknown_setting, unreadable, user_errors
@@ -103,7 +103,7 @@ DECLARED = {
 for group in ("model", "optim", "trainer"):
     STORE.store("settings", defaults(GROUPS[group]), group=group)
 for source in SOURCES:
-    of_text = defaults(DataConfig) | defaults(SOURCES[source]) | {"source": source}
+    of_text = {"source": source} | defaults(SOURCES[source])
     for option in (f"source_{source}", *({source} - {*options_of("data")})):
         STORE.store(option, of_text, group="data")
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic.dataclasses import dataclass
 
-from tril.data.config import DataConfig, parse
 from tril.data.settings import (
     Setting,
     build,
@@ -23,7 +22,8 @@ from tril.data.settings import (
     typed,
     without_effect,
 )
-from tril.data.sources import SOURCES
+from tril.data.sources import SOURCES, parse
+from tril.data.sources.base import Source
 from tril.model.config import GPTConfig
 from tril.model.training.settings import (
     CallbacksConfig,
@@ -81,7 +81,7 @@ class RunConfig(TrainingConfig):
     """
 
     model: GPTConfig
-    data: DataConfig
+    data: Source
     sweep: SweepConfig = field(default_factory=SweepConfig)
     targets: Mapping[str, dict] = field(default_factory=dict)
 
@@ -110,7 +110,7 @@ class RunConfig(TrainingConfig):
             _check_combinations(config)
             if given is not None:
                 parts = [("", config.top), *((name, getattr(config, name)) for name in (*GROUPS, "data"))]
-                refuse_unused([*parts, ("data", config.data.source)], given)
+                refuse_unused(parts, given)
         return config
 
     def complete(self, hardware: "Hardware", vocab_size: int) -> "RunConfig":
@@ -152,8 +152,8 @@ class RunConfig(TrainingConfig):
 
         config.yaml has them, and a checkpoint, there with dotted keys.
         """
-        (source,) = (name for name, kind in SOURCES.items() if kind is type(self.data.source))
-        data = plain(self.data) | plain(self.data.source) | {"source": source}  # on the same level
+        (source,) = (name for name, kind in SOURCES.items() if kind is type(self.data))
+        data = {"source": source} | plain(self.data)
         groups = {name: plain(getattr(self, name)) for name in GROUPS if name != "sweep"}
         return {**plain(self.top), "data": data, **groups}
 
@@ -271,7 +271,7 @@ def refuse_unused(groups: Iterable[tuple[str, Any]], given: Mapping[str, str]) -
 def known_settings(source: str | None = None) -> dict[str, Setting]:
     """What the groups of a run and the text `source` declare, or all texts, by dotted key."""
     texts = [("data", kind) for name, kind in SOURCES.items() if source in (None, name)]
-    groups = [("", TopLevelConfig), *GROUPS.items(), *texts, ("data", DataConfig)]
+    groups = [("", TopLevelConfig), *GROUPS.items(), *texts]
     return {each.key: each for prefix, group in groups for each in declared(group, prefix)}
 
 

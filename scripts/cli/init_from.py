@@ -59,7 +59,7 @@ def read_source(source: str, data: Mapping[str, Any] | None) -> "tuple[Checkpoin
         OSError: it does not exist.
     """
     if source.startswith(NANOGPT):
-        from tril.data.config import parse
+        from tril.data.sources import parse
         from tril.data.tokenizer import build
         from tril.model.interop.nanogpt import read_nanogpt
 

@@ -161,10 +161,11 @@ def keep_valid(
 def check_text(run: PlannedRun) -> None:
     """Prepares the text and sets the sizes of a run. Raises ValueError if the text is too short."""
     from tril.data.batches import TrainWindows, ValWindows
+    from tril.data.prepare import prepare
     from tril.model.gpt import GPT, sizes
 
     data, length, hardware = run.config.data, run.config.model.context_length, run.config.hardware
-    text = data.prepare()
+    text = prepare(data)
     TrainWindows(text.tokens("train"), length, data.batch_size, run.seed)  # raises if the text is too short
     ValWindows(text.tokens("val"), length, data.batch_size)
     assert hardware is not None

@@ -26,6 +26,7 @@ from typing import Any
 import pandas as pd
 import torch
 
+from tril.data.prepare import prepare
 from tril.model.runs import Run
 from tril.model.training.hardware import configure_torch
 from tril.model.training.summary import code_version
@@ -50,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         line = compose("train", options.settings)
         config = RunConfig.of(line.settings, line.given)
-        config = config.complete(choose_hardware(config), config.data.prepare().meta["vocab_size"])
+        config = config.complete(choose_hardware(config), prepare(config.data).meta["vocab_size"])
         config = config.decide_compilation(config.data.window_lengths(config.model.context_length))
         values = interleave(PARTS[options.part](config, options), options.repeats)
     except (UserError, OSError) as error:

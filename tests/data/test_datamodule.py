@@ -7,7 +7,6 @@ import torch
 
 from tril.data import datamodule
 from tril.data.batches import on_device
-from tril.data.config import DataConfig
 from tril.data.datamodule import TextDataModule
 from tril.data.sources.files import Files
 from tril.data.tokenizer import TokenizerConfig
@@ -18,10 +17,9 @@ def make_data(tmp_path):
     (tmp_path / "text.txt").write_text("".join(f"line {i} of the text\n" for i in range(40)))
 
     def make(batch_size=4, context_length=16, **settings):
-        source = Files(path=str(tmp_path / "text.txt"), val_fraction=0.1)
-        settings |= {"batch_size": batch_size, "cache_dir": str(tmp_path / "cache")}
-        config = DataConfig(source, TokenizerConfig(kind="byte"), **settings)
-        return TextDataModule(config, context_length=context_length, seed=1)
+        settings |= {"batch_size": batch_size, "cache_dir": str(tmp_path / "cache"), "val_fraction": 0.1}
+        source = Files(path=str(tmp_path / "text.txt"), tokenizer=TokenizerConfig(kind="byte"), **settings)
+        return TextDataModule(source, context_length=context_length, seed=1)
 
     return make
 

@@ -12,9 +12,9 @@ from tokenizers import normalizers
 
 from tests.data.test_text import write
 from tril.data import overlap
-from tril.data.config import parse
 from tril.data.overlap import measure_overlap
-from tril.data.prepare import Piece, training_texts
+from tril.data.prepare import Piece, prepare, training_texts
+from tril.data.sources import parse
 from tril.data.sources.files import Files
 from tril.data.tokenizer import TokenizerConfig, _auto_vocab_size, build
 
@@ -33,7 +33,7 @@ def settings(tmp_path, monkeypatch):
 
 
 def prepared(settings, **changed):
-    return parse(settings | changed).prepare()
+    return prepare(parse(settings | changed))
 
 
 @pytest.mark.parametrize("kind", ["bpe", "char", "byte"])

@@ -11,8 +11,8 @@ import pyarrow.parquet
 import pytest
 
 from tests.data.test_text import documents, error_of, pieces, text_of, write
-from tril.data.config import parse
-from tril.data.sources import files, prose
+from tril.data.prepare import prepare
+from tril.data.sources import files, parse, prose
 from tril.data.sources.files import SingleText
 from tril.data.sources.hub import Hub
 from tril.data.sources.prose import Prose, clean
@@ -120,14 +120,14 @@ def test_what_a_table_is():
 
 @pytest.mark.slow
 def test_this_standard_library_has_its_documented_size_and_a_clean_validation(tmp_path, capsys):
-    config = parse({"source": "stdlib", "cache_dir": str(tmp_path), "tokenizer": {"kind": "byte"}})
-    text = config.prepare()
+    source = parse({"source": "stdlib", "cache_dir": str(tmp_path), "tokenizer": {"kind": "byte"}})
+    text = prepare(source)
     train, val = (text.meta["counts"][split]["bytes"] for split in ("train", "val"))
     chosen = np.bincount(text.documents("val"))
     assert 7e6 < train + val < 30e6 and 0.099 < val / (train + val) < 0.102
     assert len(chosen) >= 75 and max(chosen) < 0.15 * sum(chosen) and text.meta["overlap"]["share"] < 0.005
     assert capsys.readouterr().err.startswith("validation is 10.")
-    tables = dict(config.source.files()).keys() - {document.name for document in config.source.documents("train")}
+    tables = dict(source.files()).keys() - {document.name for document in source.documents("train")}
     assert 70 <= len(tables) <= 100 and {"encodings/cp037.py", "html/entities.py", "pydoc_data/topics.py"} <= tables
 
 
