@@ -110,7 +110,6 @@ def run(own: TrainCommand, composed: Composed, *, one_process: bool = False) -> 
                 print(f"{run.folder} continues at step {checkpoint.step:,} of {config.trainer.max_steps:,}", flush=True)
             added = steps.instantiate(config.targets, run.folder) if config.targets else ((), ())
             data = TextDataModule(config.data, context_length=config.model.context_length, seed=config.top.seed)
-            data.check()
             config = config.complete(hardware, data.meta["vocab_size"])
             if checkpoint is not None:
                 check_text(checkpoint, data.meta["fingerprint"])

@@ -1,16 +1,12 @@
 """The LightningDataModule: prepares the text once, and its training batches continue exactly after a checkpoint."""
 
 from collections.abc import Callable, Iterable
-from functools import cache, cached_property
-from typing import Any
 
-import numpy as np
 import torch
 from lightning import LightningDataModule
-from tokenizers import Tokenizer
 
 from tril.data.batches import Batch, Tokens, TrainWindows, ValWindows, on_device
-from tril.data.prepare import PreparedText, prepare
+from tril.data.prepare import prepare
 from tril.data.sources.base import Source, Split
 
 MAX_PASSES = 10  # through the text in one batch
@@ -25,71 +21,27 @@ class TextDataModule(LightningDataModule):
     On a GPU with enough memory, tokens are copied to it and batches are made there.
 
     Args:
-        config: the text, its tokenizer and the batches.
+        source: the text, its tokenizer and the batches.
         context_length: tokens per window T.
         seed: of the order of the training windows.
 
     Attributes:
+        text: prepared; of several processes, one does it. `meta` and `tokenizer` are those of the text.
         lengths: see `Source.window_lengths`.
+
+    Raises:
+        ValueError: the text is too short for the windows.
     """
 
-    def __init__(self, config: Source, *, context_length: int, seed: int = 0) -> None:
+    def __init__(self, source: Source, *, context_length: int, seed: int = 0) -> None:
         super().__init__()
-        self.config, self.context_length, self.seed = config, context_length, seed
-        self.lengths = config.window_lengths(context_length)
-        self.batch_size, self.val_batch_size = config.batch_size, config.val_batch_size or config.batch_size
-        self._loaded: dict[tuple[Split, torch.device], Tokens] = {}
-
-    def prepare_data(self) -> None:
-        """Prepares the text. Lightning calls this in one process of each machine; the others use the cache."""
-        _ = self.prepared
-
-    def check(self) -> None:
-        """Prepares the text; raises ValueError if it is too short for the windows."""
+        self.source, self.context_length, self.seed = source, context_length, seed
+        self.lengths = source.window_lengths(context_length)
+        self.batch_size, self.val_batch_size = source.batch_size, source.val_batch_size or source.batch_size
+        self.text = prepare(source)
+        self.meta, self.tokenizer = self.text.meta, self.text.tokenizer
         for loader in (self.train_dataloader, self.val_dataloader):
-            loader()
-
-    @cached_property
-    def prepared(self) -> PreparedText:
-        """Prepares the text on the first call."""
-        return prepare(self.config)
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return self.prepared.tokenizer
-
-    @property
-    def meta(self) -> dict[str, Any]:
-        """See `PreparedText`."""
-        return self.prepared.meta
-
-    @property
-    def prompt(self) -> str:
-        """What a sample begins with, see `Source.prompt`."""
-        return self.config.prompt
-
-    @property
-    def document_eot(self) -> int | None:
-        """Id of the token that opens a document if `data.document_mask`; None: a window is one text."""
-        return self.meta["eot_id"] if self.config.document_mask else None
-
-    @cached_property
-    def val_bytes(self) -> Callable[[int], int]:
-        """The UTF-8 bytes of the first n validation targets, given n, see `PreparedText.val_bytes`."""
-        return cache(self.prepared.val_bytes)
-
-    def val_documents(self, n_targets: int) -> np.ndarray:
-        """The document of each of the first validation targets, (n_targets,), counted from 0.
-
-        A target belongs to the document of its input, see `PreparedText.documents`.
-        """
-        return self.prepared.documents("val")[:n_targets]
-
-    @property
-    def val_bytes_per_token(self) -> float:
-        """UTF-8 bytes of the validation part per predicted token: converts nats per token into bits per byte."""
-        counts = self.meta["counts"]["val"]
-        return (counts["bytes"] - counts["first_bytes"]) / counts["targets"]
+            loader()  # raises
 
     def train_dataloader(self) -> TrainWindows:
         accumulate = self.trainer.accumulate_grad_batches if self.trainer else 1
@@ -125,14 +77,11 @@ class TextDataModule(LightningDataModule):
         return TrainWindows(tokens, *shape, length_at=length_at)
 
     def _tokens(self, split: Split) -> Tokens:
-        """The tokens of one part: memory-mapped, or copied to the trainer's GPU, once, if they fit."""
-        device = self.trainer.strategy.root_device if self.trainer else torch.device("cpu")
-        if (split, device) not in self._loaded:
-            tokens: Tokens = self.prepared.tokens(split)
-            if device.type == "cuda" and tokens.nbytes <= MAX_RESIDENT * torch.cuda.mem_get_info(device)[0]:
-                tokens = on_device(tokens, device)
-            self._loaded[split, device] = tokens
-        return self._loaded[split, device]
+        """The tokens of one part: memory-mapped, or a copy on the trainer's GPU if they fit."""
+        tokens, device = self.text.tokens(split), self.trainer.strategy.root_device if self.trainer else None
+        if device and device.type == "cuda" and tokens.nbytes <= MAX_RESIDENT * torch.cuda.mem_get_info(device)[0]:
+            return on_device(tokens, device)
+        return tokens
 
     def _ranks(self) -> tuple[int, int]:
         """Rank of this process among those with different batches, and their number."""

@@ -67,7 +67,7 @@ def summarize(
     hardware, lineage = metrics.hardware, module.payload.get("lineage") or {}
     train, val = metrics.last("train/loss") or {}, metrics.last("val/loss") or {}  # max_time can stop before the first
     losses = {"final": {} if diverged else val, "best": metrics.best() if val else {"step": 0}}
-    causality = module.payload.get("certificate")
+    causality, n_targets = module.payload.get("certificate"), meta["counts"]["val"]["targets"]
     summary = {
         **{f"{name}_val_{x}": row.get(f"val/{x}", math.nan) for name, row in losses.items() for x in ("loss", "bpb")},
         "best_step": losses["best"]["step"],
@@ -86,7 +86,7 @@ def summarize(
         **sizes(model, data.lengths),
         "context_length": model.config.context_length,
         "training_text_tokens": meta["counts"]["train"]["tokens"],
-        "val_bytes_per_token": data.val_bytes_per_token,
+        "val_bytes_per_token": data.text.val_bytes(n_targets) / n_targets,
         "data_fingerprint": meta["fingerprint"],
         "seed": data.seed,
         "diverged": diverged,

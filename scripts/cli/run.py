@@ -230,8 +230,8 @@ def build_module(
         model.config,
         weights={},  # the module adds them
         tokenizer=data.tokenizer.to_str(),
-        eot=data.config.tokenizer.eot,
-        data=data.meta | {"prompt": data.prompt},
+        eot=data.source.tokenizer.eot,
+        data=data.meta | {"prompt": data.source.prompt},
         lineage=lineage,
         settings=flatten(config.to_dict()),
         code=code_sha256(),
@@ -240,11 +240,11 @@ def build_module(
         model,
         config.optim,
         total_steps=config.trainer.max_steps,
-        val_bytes=data.val_bytes,
-        val_documents=data.val_documents,
+        val_bytes=data.text.val_bytes,
+        val_documents=lambda n: data.text.documents("val")[:n],
         payload=entry.entry(),
         compile=config.hardware.compile,
-        document_eot=data.document_eot,
+        document_eot=data.meta["eot_id"] if config.data.document_mask else None,
     )
 
 

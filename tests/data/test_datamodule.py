@@ -31,25 +31,21 @@ def trainer_of(device):
 
 
 @pytest.mark.parametrize(("free", "resident"), [(4, True), (3, False)])
-def test_tokens_move_to_a_gpu_once_where_they_fit(make_data, monkeypatch, free, resident):
+def test_tokens_move_to_a_gpu_where_they_fit(make_data, monkeypatch, free, resident):
     """The GPU has `free` times the memory of the training part. The meta device replaces it."""
-    data, moved = make_data(), []
-    host, data.trainer = data.prepared.tokens("train"), trainer_of("cuda:0")
-    copy = lambda tokens, device: (moved.append(device), on_device(tokens, "meta"))[1]  # noqa: E731
+    data = make_data()
+    host, data.trainer = data.text.tokens("train"), trainer_of("cuda:0")
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free * host.nbytes, 1 << 40))
-    monkeypatch.setattr(datamodule, "on_device", copy)
-    loaders = [data.train_dataloader() for _ in range(2)]
-    assert moved == resident * [torch.device("cuda:0")]
-    for loader in loaders:
-        assert (loader.tokens.device.type == "meta") == resident
-        inputs, targets = next(iter(loader))
-        assert inputs.shape == targets.shape == (4, 16) and inputs.device.type == ("meta" if resident else "cpu")
+    monkeypatch.setattr(datamodule, "on_device", lambda tokens, device: on_device(tokens, "meta"))
+    loader = data.train_dataloader()
+    assert (loader.tokens.device.type == "meta") == resident
+    inputs, targets = next(iter(loader))
+    assert inputs.shape == targets.shape == (4, 16) and inputs.device.type == ("meta" if resident else "cpu")
 
 
 def test_a_batch_of_many_times_the_text_is_an_error_but_not_for_a_short_test_text(make_data):
     """The checks of the loss cut their own short texts into windows of the run's batch size."""
     data = make_data(batch_size=100)
-    data.prepare_data()
     n_windows = data.train_dataloader().n_windows
     assert 10 < n_windows < 100
     assert len(next(iter(data.windows_of(torch.arange(18))["train"]))[0]) == 100

@@ -77,7 +77,7 @@ class Samples(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: TrainingModule) -> None:
         data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue] set by fit
         prompt = self.config.prompt
-        self.prompt = data.prompt if prompt is None else prompt
+        self.prompt = data.source.prompt if prompt is None else prompt
         try:
             encode_prompt(data.tokenizer, self.prompt)
         except ValueError as error:
@@ -96,7 +96,7 @@ class Samples(Callback):
             return
         data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue] set by fit
         config, step = self.config, trainer.global_step
-        lm = LanguageModel(pl_module.model, data.tokenizer, eot=data.config.tokenizer.eot)
+        lm = LanguageModel(pl_module.model, data.tokenizer, eot=data.source.tokenizer.eot)
         options = {"temperature": config.temperature, "repetition_penalty": config.repetition_penalty}
         is_last = trainer.should_stop or step >= trainer.max_steps
         for i in range(PRINTED if is_last else 1):
