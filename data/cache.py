@@ -25,17 +25,6 @@ def resolve_cache_dir(cache_dir: str | Path | None = None) -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "tril"
 
 
-def keep_compiled_code() -> None:
-    """Makes torch's compiler keep its output in the cache folder, so that the next start is faster.
-
-    Call it before the compiler is first used. $TORCHINDUCTOR_CACHE_DIR has precedence. If the cache folder cannot be
-    written, the compiler uses its default, a folder in /tmp.
-    """
-    if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
-        with contextlib.suppress(OSError):  # the run may need no cache folder
-            os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(make_folder(resolve_cache_dir() / "compiled"))
-
-
 def make_folder(folder: Path) -> Path:
     """Creates a folder of the cache if it does not exist.
 

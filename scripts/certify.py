@@ -23,7 +23,7 @@ from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 from tqdm import tqdm
 
-from tril.data.cache import PROGRESS, keep_compiled_code
+from tril.data.cache import PROGRESS
 from tril.data.settings import build, setting, strict_settings
 from tril.model.runs import find_checkpoint, run_folder
 from tril.scripts.cli.app import Composed, command
@@ -87,7 +87,6 @@ def main(settings: CertifyCommand, composed: Composed) -> None:
                 "no model is named; give ckpt=latest, model=nano, hf=FOLDER or call=package.module:function"
             )
         path = find_checkpoint(settings.ckpt) if settings.ckpt is not None else None
-    keep_compiled_code()
     # Importing torch takes a second, so wrong settings are reported before.
     from tril.model.atomic_files import write_json
     from tril.model.causality.certificate import certify_model

@@ -13,7 +13,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from tril.data.cache import keep_compiled_code
 from tril.data.settings import printable
 from tril.model.generation.config import SampleConfig, SamplingConfig
 from tril.model.runs import find_checkpoint
@@ -27,7 +26,6 @@ def main(settings: SampleConfig, composed: Composed) -> None:
         path, prompt = find_checkpoint(settings.ckpt), settings.prompt
         if settings.prompt_file is not None:
             prompt = read_prompt(settings.prompt_file)
-        keep_compiled_code()  # before the import of torch, which takes a second
         from tril.model.heads.ablation import head_gate
         from tril.model.runs import load
         from tril.model.training.hardware import choose_compile, use_device

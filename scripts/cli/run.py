@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from tril.data.cache import PROGRESS, keep_compiled_code
+from tril.data.cache import PROGRESS
 from tril.data.settings import flatten
 from tril.model import runs
 from tril.model.atomic_files import remove_leftovers, write_text
@@ -116,7 +116,6 @@ def choose_hardware(config: RunConfig, *, one_process: bool = False) -> "Hardwar
     Raises:
         ValueError: this machine lacks what they need.
     """
-    keep_compiled_code()  # before torch looks for a compiler
     from tril.model.gpt import check_memory
     from tril.model.training.hardware import select_hardware
 

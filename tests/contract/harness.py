@@ -101,9 +101,7 @@ def run(name: str, *arguments: object, cwd: Path, strict: bool = False, **enviro
         status = call_main(name)
         for stream in streams:
             stream.flush()
-        done = Done(name, status, *(stream.buffer.getvalue().decode("utf-8") for stream in streams))
-        done.environment = dict(os.environ)
-    return done
+    return Done(name, status, *(stream.buffer.getvalue().decode("utf-8") for stream in streams))
 
 
 def main_of(name: str) -> Callable:

@@ -73,15 +73,12 @@ def test_pieces_are_written_one_by_one_until_control_c(folder, monkeypatch):
     assert sampled(folder).stdout == "one two\n" and written == ["one", "one two"]
 
 
-def test_compiled_code_is_kept_next_to_the_data_and_needs_a_compiler(folder, monkeypatch):
+def test_compiled_code_needs_a_compiler(folder, monkeypatch):
     result = sampled(folder, "compile=true", "max_new_tokens=1")  # by one pass over the prompt, so nothing is compiled
     assert result.stderr.endswith("on cpu, compiled (the second token takes a while the first time)\n")
-    expected = os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(folder / "cache/compiled"))
     monkeypatch.setenv("CXX", "no-such-compiler")
     for name in ("sample", "certify"):
-        refused = run(name, f"ckpt={BEST}", "compile=true", "device=cpu", cwd=folder)
-        refused.refused("compiling for cpu needs a compiler")
-        assert refused.environment["TORCHINDUCTOR_CACHE_DIR"] == expected
+        run(name, f"ckpt={BEST}", "compile=true", "device=cpu", cwd=folder).refused("needs a compiler")
 
 
 @pytest.mark.slow
