@@ -7,7 +7,6 @@ is prepared again.
 """
 
 import codecs
-import ctypes
 import hashlib
 import json
 import logging
@@ -157,15 +156,7 @@ def prepare(source: Source, *, progress: bool = True) -> PreparedText:
             print(*filter(None, (source.note, describe_split(of_text))), sep="\n", file=sys.stderr)
 
     folder = resolve_cache_dir(source.cache_dir) / f"{source.name}-{fingerprint[:16]}"
-    prepared = read_or_write(folder, "prepares", write, partial(PreparedText.read, fingerprint=fingerprint))
-    return_freed_memory()
-    return prepared
-
-
-def return_freed_memory() -> None:
-    """Makes glibc return what the preparation has freed, about 100 MB, to the kernel. Other C libraries do nothing."""
-    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
-        trim(0)
+    return read_or_write(folder, "prepares", write, partial(PreparedText.read, fingerprint=fingerprint))
 
 
 class Piece(NamedTuple):
