@@ -66,47 +66,44 @@ class Setting:
 
     Attributes:
         key: dotted, as on the command line.
-        default: a plain value; MISSING: it has none.
         choices: the valid values, if they are listed.
         common, needs, escapes: see `setting`.
-        kinds: the classes of its values, and of what they hold: str, list, NoneType, ...
+        kinds: what its values can be, see `parts_of`.
     """
 
     key: str
-    default: Any
     help: str
     choices: tuple = ()
+    kinds: frozenset = frozenset()
     common: bool = False
     needs: str | None = None
     escapes: bool = False
-    kinds: frozenset[type] = frozenset()
 
 
 def declared(group: type, prefix: str = "") -> Iterator[Setting]:
     """The settings of a group, those of groups within it included."""
     for name, field in group.__pydantic_fields__.items():
         key = f"{prefix}.{name}" if prefix else name
-        if (inner := group_of(field.annotation)) is not None:
+        if (inner := group_of(field)) is not None:
             yield from declared(inner, key)
         else:
-            choices, kinds = choices_of(field.annotation), kinds_of(field.annotation)
-            yield Setting(key, default_of(field), field.description or "", choices, **extra_of(field), kinds=kinds)
-
-
-def default_of(field: FieldInfo) -> Any:
-    """A plain value; MISSING: the field has no default."""
-    default = field.get_default(call_default_factory=True)
-    return MISSING if default is PydanticUndefined else plain(default)
+            parts = [*parts_of(field.annotation)]
+            choices = tuple(part for part in parts if not isinstance(part, type))
+            yield Setting(key, field.description or "", choices, frozenset(parts), **extra_of(field))
 
 
 def extra_of(field: FieldInfo) -> dict[str, Any]:
-    """What `setting` keeps that pydantic has no place for; {} of another field."""
+    """What `setting` keeps that pydantic has no place for; {} of a group."""
     return field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
 
 
 def defaults(group: type) -> dict[str, Any]:
     """The defaults of a group as nested plain values; MISSING for a setting that has none."""
-    return {name: default_of(field) for name, field in group.__pydantic_fields__.items()}
+    values = {}
+    for name, field in group.__pydantic_fields__.items():
+        value = field.get_default(call_default_factory=True)
+        values[name] = MISSING if value is PydanticUndefined else to_jsonable_python(value)
+    return values
 
 
 def build(group: type, values: Mapping[str, Any], prefix: str = "") -> Any:
@@ -121,13 +118,13 @@ def build(group: type, values: Mapping[str, Any], prefix: str = "") -> Any:
         key = f"{prefix}.{name}" if prefix else str(name)
         if name not in fields:
             raise ValueError(f"there is no setting {key}{nearest(str(name), fields, prefix)}")
-        inner, kinds = group_of(fields[name].annotation), kinds_of(fields[name].annotation)
+        inner = group_of(fields[name])
         if inner is not None and isinstance(value, Mapping):
             value = build(inner, value, key)
         elif inner is not None and not isinstance(value, inner | None):
             raise ValueError(f"{key}={typed(value)} must be a group of settings; change one, such as {key}.KEY=VALUE")
-        elif isinstance(value, float) and value.is_integer() and int in kinds and float not in kinds:
-            value = int(value)  # 1e3
+        elif isinstance(value, float) and value.is_integer():
+            value = int(value)  # 1e3; where the setting is a float, pydantic makes one of it again
         built[name] = value
     return group(**built)
 
@@ -162,33 +159,22 @@ def _is_met(config: Any, need: str) -> bool:
     return typed(value) in values.split("|") if equals else bool(value)
 
 
-def group_of(annotation: Any) -> type | None:
+def group_of(field: FieldInfo) -> type | None:
     """The group of settings that a field holds, perhaps as one of the alternatives with None; None: a plain value."""
-    kinds = kinds_of(annotation) - {type(None)}
-    return next((kind for kind in kinds if len(kinds) == 1 and hasattr(kind, "__pydantic_fields__")), None)
+    return next((part for part in parts_of(field.annotation) if hasattr(part, "__pydantic_fields__")), None)
 
 
-def choices_of(annotation: Any) -> tuple:
-    """The values of the `Literal` in an annotation; () without one."""
-    if typing.get_origin(annotation) is typing.Literal:
-        return typing.get_args(annotation)
-    return tuple(choice for kind in typing.get_args(annotation) for choice in choices_of(kind))
-
-
-def kinds_of(annotation: Any) -> frozenset[type]:
-    """The classes in an annotation, such as {str, list, NoneType} of str | list[str] | None; none of a Literal."""
+def parts_of(annotation: Any) -> Iterator[Any]:
+    """The classes in an annotation and the values of its `Literal`: list, str, NoneType of list[str] | None."""
     origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Literal:
-        return frozenset()
-    if origin is typing.Annotated:
-        return kinds_of(parts[0])
-    itself = {origin or annotation} - {typing.Union, types.UnionType}
-    return frozenset(itself).union(*map(kinds_of, parts if origin is not dict else ()))
-
-
-def plain(value: Any) -> Any:
-    """A default as yaml writes it: groups and mappings as dictionaries, tuples as lists."""
-    return to_jsonable_python(value)
+        yield from parts
+        return
+    if origin not in (typing.Union, types.UnionType, typing.Annotated):
+        yield origin or annotation
+    for part in parts[:1] if origin is typing.Annotated else parts:
+        if part is not ...:
+            yield from parts_of(part)
 
 
 def flatten(tree: Mapping[str, Any]) -> dict[str, Any]:

@@ -90,8 +90,8 @@ class Declaration:
 
     def names(self) -> dict[str, Setting]:
         """The settings, and all else that a command line can set."""
-        choices = {name: Setting(name, None, "", kinds=frozenset({str, list, type(None)})) for name in self.groups}
-        folder = {FOLDER: Setting(FOLDER, None, "", kinds=frozenset({str}))} if self.is_train else {}
+        choices = {name: Setting(name, "", kinds=frozenset({str, list, type(None)})) for name in self.groups}
+        folder = {FOLDER: Setting(FOLDER, "", kinds=frozenset({str}))} if self.is_train else {}
         return self.settings() | choices | folder
 
 

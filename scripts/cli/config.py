@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic.dataclasses import dataclass
+from pydantic_core import to_jsonable_python
 
 from tril.data.settings import (
     Setting,
     build,
     declared,
     defaults,
-    plain,
+    flatten,
     setting,
     strict_settings,
     typed,
@@ -153,16 +154,16 @@ class RunConfig(TrainingConfig):
         config.yaml has them, and a checkpoint, there with dotted keys.
         """
         (source,) = (name for name, kind in SOURCES.items() if kind is type(self.data))
-        data = {"source": source} | plain(self.data)
-        groups = {name: plain(getattr(self, name)) for name in GROUPS if name != "sweep"}
-        return {**plain(self.top), "data": data, **groups}
+        data = {"source": source} | to_jsonable_python(self.data)
+        groups = {name: to_jsonable_python(getattr(self, name)) for name in GROUPS if name != "sweep"}
+        return {**to_jsonable_python(self.top), "data": data, **groups}
 
     def canonical(self) -> dict[str, Any]:
         """What a run computes, as nested plain values: equal for two runs whose results are necessarily equal."""
         callbacks = {key: node for key, node in self.targets.items() if key.startswith("callbacks.")}
-        values = self.to_dict() | {"targets": plain(callbacks)}
-        same = {"model": plain(self.model.canonical()), "optim": plain(self.optim.canonical())}
-        return {key: value for key, value in (values | same).items() if key != "checkpoint"}
+        same = replace(self, model=self.model.canonical(), optim=self.optim.canonical())
+        values = same.to_dict() | {"targets": to_jsonable_python(callbacks)}
+        return {key: value for key, value in values.items() if key != "checkpoint"}
 
     @property
     def devices(self) -> int:
@@ -260,10 +261,10 @@ def refuse_unused(groups: Iterable[tuple[str, Any]], given: Mapping[str, str]) -
         groups: settings with the prefix of their keys.
     """
     for prefix, group in groups:
-        default = {each.key: each.default for each in declared(type(group), prefix)}
+        default = flatten({prefix: defaults(type(group))} if prefix else defaults(type(group)))
         for key, need in without_effect(group, prefix).items():
             value = functools.reduce(getattr, key.removeprefix(f"{prefix}.").split("."), group)
-            if key in given and plain(value) != default[key]:
+            if key in given and to_jsonable_python(value) != default[key]:
                 need = f"{key.rpartition('.')[0]}.{need}".lstrip(".")
                 raise ValueError(f"{key}={given[key]} has no effect without {need}; leave it out, or set that")
 
