@@ -4,7 +4,6 @@ Letters: B windows in a batch, T context length, M targets (tokens but the first
 W ranks.
 """
 
-import warnings
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -17,18 +16,12 @@ Tokens = np.ndarray | Tensor  # ids on the host, of any integer type; on a devic
 Batch = tuple[Tensor, Tensor]
 
 
-def as_tensor(tokens: Tokens) -> Tensor:
-    """The same memory, as signed integers, since torch indexes no others on every device; `gather` reverts that."""
-    if isinstance(tokens, Tensor):
-        return tokens
-    with warnings.catch_warnings():  # a file that is mapped read-only; nothing writes to it
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        return torch.from_numpy(tokens.view(tokens.dtype.str.replace("u", "i")))
-
-
 def on_device(tokens: Tokens, device: torch.device | str) -> Tensor:
-    """A copy of the ids on `device`, where `gather` then makes the batches without copies from the host."""
-    return as_tensor(tokens).to(device, copy=True)
+    """The ids as int32 on `device`, where `gather` then makes the batches without copies from the host.
+
+    A GPU does not index the unsigned types of the file.
+    """
+    return torch.as_tensor(tokens).to(torch.int32).to(device)
 
 
 def gather(tokens: Tokens, windows: Tokens, context_length: int, offset: int | Tensor = 0) -> Batch:
@@ -42,13 +35,11 @@ def gather(tokens: Tokens, windows: Tokens, context_length: int, offset: int | T
     Returns:
         inputs and targets, int64 (B, T), on the device of the tokens; a target is the token after its input, or IGNORE.
     """
-    tokens, n_targets = as_tensor(tokens), len(tokens) - 1
+    tokens, n_targets = torch.as_tensor(tokens), len(tokens) - 1
     columns = torch.arange(context_length, device=tokens.device)
     unshifted = torch.as_tensor(windows, device=tokens.device)[:, None] * context_length + columns  # (B, T)
     positions = (unshifted + offset) % n_targets
     inputs, targets = tokens[positions].long(), tokens[positions + 1].long()
-    if tokens.dtype == torch.int16:
-        inputs, targets = inputs & 0xFFFF, targets & 0xFFFF
     return inputs, targets.masked_fill(unshifted >= n_targets, IGNORE)
 
 
@@ -89,7 +80,7 @@ class TrainWindows:
                 f"the training part has {len(tokens)} tokens, a window needs context_length + 1 = "
                 f"{context_length + 1}; give more text or lower context_length"
             )
-        self.tokens, self.context_length, self.batch_size = as_tensor(tokens), context_length, batch_size
+        self.tokens, self.context_length, self.batch_size = torch.as_tensor(tokens), context_length, batch_size
         self.seed, self.rank, self.world_size, self.accumulate = seed, rank, world_size, accumulate
         self.length_at = length_at
         self.n_targets = len(tokens) - 1
@@ -154,7 +145,7 @@ class ValWindows:
             raise ValueError(
                 f"the validation part has {len(tokens)} tokens, at least 2 are needed; raise data.val_fraction"
             )
-        self.tokens, self.context_length, self.batch_size = as_tensor(tokens), context_length, batch_size
+        self.tokens, self.context_length, self.batch_size = torch.as_tensor(tokens), context_length, batch_size
         self.rank, self.world_size = rank, world_size
         self.n_windows = -(-(len(tokens) - 1) // context_length)
 

@@ -79,7 +79,7 @@ class TextDataModule(LightningDataModule):
     def _tokens(self, split: Split) -> Tokens:
         """The tokens of one part: memory-mapped, or a copy on the trainer's GPU if they fit."""
         tokens, device = self.text.tokens(split), self.trainer.strategy.root_device if self.trainer else None
-        if device and device.type == "cuda" and tokens.nbytes <= MAX_RESIDENT * torch.cuda.mem_get_info(device)[0]:
+        if device and device.type == "cuda" and 4 * len(tokens) <= MAX_RESIDENT * torch.cuda.mem_get_info(device)[0]:
             return on_device(tokens, device)
         return tokens
 

@@ -76,8 +76,8 @@ class PreparedText:
         return cls(folder, meta | of_text, for_documents(tokenizer))
 
     def tokens(self, split: Split) -> np.ndarray:
-        """Token ids of one part, (number of tokens,), memory-mapped and read-only, in the dtype of the file."""
-        tokens = np.memmap(self.folder / TOKENS, self.meta["dtype"], mode="r")
+        """Token ids of one part, (number of tokens,), memory-mapped, in the dtype of the file."""
+        tokens = np.memmap(self.folder / TOKENS, self.meta["dtype"], mode="c")  # torch warns of a read-only array
         n_train = self.meta["counts"]["train"]["tokens"]
         return tokens[:n_train] if split == "train" else tokens[n_train:]
 

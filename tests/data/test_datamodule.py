@@ -30,7 +30,7 @@ def trainer_of(device):
     return SimpleNamespace(strategy=strategy, global_rank=0, world_size=1, accumulate_grad_batches=1, max_steps=10)
 
 
-@pytest.mark.parametrize(("free", "resident"), [(4, True), (3, False)])
+@pytest.mark.parametrize(("free", "resident"), [(8, True), (7, False)])
 def test_tokens_move_to_a_gpu_where_they_fit(make_data, monkeypatch, free, resident):
     """The GPU has `free` times the memory of the training part. The meta device replaces it."""
     data = make_data()
