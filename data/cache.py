@@ -51,7 +51,7 @@ def read_or_write(path: Path, task: str, write: Callable[[Path], object], read: 
     Raises:
         OSError: the disk is full, or cannot be written.
     """
-    with contextlib.suppress(ValueError, FileNotFoundError):
+    with contextlib.suppress(ValueError, FileNotFoundError, NotADirectoryError):
         return read(path)
     from filelock import FileLock, Timeout
 

@@ -4,7 +4,6 @@ A source yields documents; `data/split.py` splits them, and `data/prepare.py` to
 """
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, field_validator
@@ -76,13 +75,6 @@ class Source:
         if list(fractions) != sorted(set(fractions)):
             raise ValueError(f"data.double_length_at={[*fractions]} must rise, such as [0.3,0.7]")
         return fractions
-
-    @field_validator("cache_dir")
-    @classmethod
-    def _check_cache_dir(cls, cache_dir: str | None) -> str | None:
-        if cache_dir and Path(cache_dir).expanduser().is_file():
-            raise ValueError(f"data.cache_dir={cache_dir} is a file; give a folder")
-        return cache_dir
 
     def fingerprint(self) -> dict[str, Any]:
         """JSON values that change if the text or its split changes; computed at every start."""
