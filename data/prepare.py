@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
@@ -167,19 +168,17 @@ class Piece(NamedTuple):
 
 
 def pieces_of(source: Source, plan: "Plan", split: Split) -> Iterator[Piece]:
-    """The text of one part, always in the same order, in pieces."""
+    """The text of one part, always in the same order, in pieces of about PIECE_SIZE bytes.
+
+    A piece has whole lines, except for longer lines.
+    """
     for document in source.documents(split):
-        yield from cut(plan.part(document, split), source.ends_documents)
-
-
-def cut(text: str, ends_document: bool) -> Iterator[Piece]:
-    """Cuts a text into pieces of about PIECE_SIZE bytes: whole lines, except for longer lines. None of ""."""
-    data, start, decoder = text.encode(), 0, codecs.getincrementaldecoder("utf-8")()
-    while start < len(data):
-        end = start + PIECE_SIZE
-        end = data.find(b"\n", end, end + PIECE_SIZE) + 1 or end + PIECE_SIZE
-        yield Piece(decoder.decode(data[start:end]), ends_document and end >= len(data))
-        start = end
+        data, start, decoder = plan.part(document, split).encode(), 0, codecs.getincrementaldecoder("utf-8")()
+        while start < len(data):
+            end = start + PIECE_SIZE
+            end = data.find(b"\n", end, end + PIECE_SIZE) + 1 or end + PIECE_SIZE
+            yield Piece(decoder.decode(data[start:end]), source.ends_documents and end >= len(data))
+            start = end
 
 
 def training_texts(pieces: Iterable[Piece], budget: int | None, config: TokenizerConfig) -> Iterator[str]:
@@ -232,23 +231,17 @@ def write_part(
 
 
 def encode(tokenizer: Tokenizer, pieces: Iterable[Piece]) -> Iterator[tuple[Piece, list[int]]]:
-    """Every piece in order with its ids; all cores encode a batch."""
+    """Every piece in order with its ids; all cores encode a batch of about BATCH_SIZE characters."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # otherwise a later fork prints a warning
-    for batch in batches_of(pieces):
-        encodings = tokenizer.encode_batch_fast([piece.text for piece in batch], add_special_tokens=False)
-        yield from zip(batch, (encoding.ids for encoding in encodings), strict=True)
-
-
-def batches_of(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    """Groups pieces until a group has BATCH_SIZE characters."""
-    batch, size = [], 0
-    for piece in pieces:
-        batch.append(piece)
-        size += len(piece.text)
-        if size >= BATCH_SIZE:
-            yield batch
+    batch, size = list[Piece](), 0
+    for piece in chain(pieces, [None]):
+        if piece is not None:
+            batch.append(piece)
+            size += len(piece.text)
+        if piece is None or size >= BATCH_SIZE:
+            encodings = tokenizer.encode_batch_fast([each.text for each in batch], add_special_tokens=False)
+            yield from zip(batch, (encoding.ids for encoding in encodings), strict=True)
             batch, size = [], 0
-    yield batch
 
 
 def first_token_bytes(tokenizer: Tokenizer, text: str) -> int:
