@@ -17,7 +17,6 @@ import re
 import types
 import typing
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ConfigDict, Field, ValidationError
@@ -37,8 +36,7 @@ def setting(
         help: for `--help`, in one line.
         common: many people change it, so that `--help` lists it; `--help=all` lists every setting.
         needs: the value of another setting of the group without which this one has no effect: "kind=muon",
-            "kind=file|hub", or "clip" alone, which must not be null, false or 0. Several, all of which are needed,
-            are separated by spaces.
+            "kind=file|hub", or "clip" alone, which must not be null, false or 0.
         escapes: a text in which the command line has \\n for a line end, see `scripts.cli.app.unescaped`.
         limits: of pydantic's `Field`, such as ge=1.
     """
@@ -60,40 +58,18 @@ def strict_settings(title: str = "") -> ConfigDict:
     return ConfigDict(strict=True, extra="forbid", title=title, defer_build=True)  # --help needs no validators
 
 
-@dataclass(frozen=True)
-class Setting:
-    """What a field declares.
-
-    Attributes:
-        key: dotted, as on the command line.
-        choices: the valid values, if they are listed.
-        common, needs, escapes: see `setting`.
-        kinds: what its values can be, see `parts_of`.
-    """
-
-    key: str
-    help: str
-    choices: tuple = ()
-    kinds: frozenset = frozenset()
-    common: bool = False
-    needs: str | None = None
-    escapes: bool = False
-
-
-def declared(group: type, prefix: str = "") -> Iterator[Setting]:
-    """The settings of a group, those of groups within it included."""
+def declared(group: type, prefix: str = "") -> dict[str, FieldInfo]:
+    """The settings of a group by their dotted keys on the command line, those of groups within it included."""
+    found = {}
     for name, field in group.__pydantic_fields__.items():
         key = f"{prefix}.{name}" if prefix else name
-        if (inner := group_of(field)) is not None:
-            yield from declared(inner, key)
-        else:
-            parts = [*parts_of(field.annotation)]
-            choices = tuple(part for part in parts if not isinstance(part, type))
-            yield Setting(key, field.description or "", choices, frozenset(parts), **extra_of(field))
+        inner = group_of(field)
+        found |= {key: field} if inner is None else declared(inner, key)
+    return found
 
 
 def extra_of(field: FieldInfo) -> dict[str, Any]:
-    """What `setting` keeps that pydantic has no place for; {} of a group."""
+    """The values of `common`, `needs` and `escapes`, see `setting`; {} of a group."""
     return field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
 
 
@@ -136,9 +112,8 @@ def without_effect(config: Any, prefix: str = "") -> dict[str, str]:
         key, value = f"{prefix}.{name}" if prefix else name, getattr(config, name)
         if hasattr(value, "__pydantic_fields__"):
             found |= without_effect(value, key)
-        needs = (extra_of(field).get("needs") or "").split()
-        if unmet := [need for need in needs if not _is_met(config, need)]:
-            found[key] = unmet[0]
+        if (need := extra_of(field).get("needs")) and not _is_met(config, need):
+            found[key] = need
     return found
 
 

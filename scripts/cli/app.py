@@ -24,8 +24,9 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from pydantic.fields import FieldInfo
 
-from tril.data.settings import Setting, build, declared, defaults, nearest
+from tril.data.settings import build, declared, defaults, extra_of, nearest, parts_of
 from tril.data.sources import SOURCES
 from tril.scripts.cli import interrupt
 from tril.scripts.cli.config import CONFIGS, FOLDER, GROUPS, TrainCommand, known_settings, options_of, refuse_unused
@@ -82,16 +83,16 @@ class Declaration:
         """Whether it has all settings of a run."""
         return self.name == "train"
 
-    def settings(self, source: str | None = None) -> dict[str, Setting]:
+    def settings(self, source: str | None = None) -> dict[str, FieldInfo]:
         """The settings by dotted key; of the texts those of `source`, or of all."""
         found = known_settings(source).items()
         shared = {key: each for key, each in found if self.is_train or key.partition(".")[0] in self.groups}
-        return {each.key: each for each in declared(self.own)} | shared
+        return declared(self.own) | shared
 
-    def names(self) -> dict[str, Setting]:
+    def names(self) -> dict[str, FieldInfo]:
         """The settings, and all else that a command line can set."""
-        choices = {name: Setting(name, "", kinds=frozenset({str, list, type(None)})) for name in self.groups}
-        folder = {FOLDER: Setting(FOLDER, "", kinds=frozenset({str}))} if self.is_train else {}
+        choices = dict.fromkeys(self.groups, FieldInfo.from_annotation(str | list | None))  # pyright: ignore[reportArgumentType]
+        folder = {FOLDER: FieldInfo.from_annotation(str)} if self.is_train else {}
         return self.settings() | choices | folder
 
 
@@ -256,14 +257,14 @@ def key_of(override: Override) -> str:
     return override.get_key_element().lstrip("+~")
 
 
-def quoted_argument(argument: str, setting: Setting | None) -> str:
+def quoted_argument(argument: str, setting: FieldInfo | None) -> str:
     """key=value for Hydra's grammar, with a text in quotes, so that the user needs only those of the shell.
 
     The grammar reads `null` where a text can be none, and `[...]` where it can be a list.
     """
     key, equals, text = argument.partition("=")
-    kinds = setting.kinds if setting else ()
-    if setting and setting.escapes:
+    kinds = [*parts_of(setting.annotation)] if setting else []
+    if setting and extra_of(setting).get("escapes"):
         text = unescaped(text)
     is_list = (list in kinds or tuple in kinds) and text.startswith("[") and text.endswith("]")
     if not equals or str not in kinds or is_list or (text == "null" and type(None) in kinds):

@@ -10,19 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic.dataclasses import dataclass
+from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
-from tril.data.settings import (
-    Setting,
-    build,
-    declared,
-    defaults,
-    flatten,
-    setting,
-    strict_settings,
-    typed,
-    without_effect,
-)
+from tril.data.settings import build, declared, defaults, flatten, setting, strict_settings, typed, without_effect
 from tril.data.sources import SOURCES, parse
 from tril.data.sources.base import Source
 from tril.model.config import GPTConfig
@@ -269,11 +260,11 @@ def refuse_unused(groups: Iterable[tuple[str, Any]], given: Mapping[str, str]) -
                 raise ValueError(f"{key}={given[key]} has no effect without {need}; leave it out, or set that")
 
 
-def known_settings(source: str | None = None) -> dict[str, Setting]:
+def known_settings(source: str | None = None) -> dict[str, FieldInfo]:
     """What the groups of a run and the text `source` declare, or all texts, by dotted key."""
     texts = [("data", kind) for name, kind in SOURCES.items() if source in (None, name)]
     groups = [("", TopLevelConfig), *GROUPS.items(), *texts]
-    return {each.key: each for prefix, group in groups for each in declared(group, prefix)}
+    return {key: each for prefix, group in groups for key, each in declared(group, prefix).items()}
 
 
 def options_of(group: str) -> list[str]:

@@ -10,8 +10,9 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 
-from tril.data.settings import Setting, explain, nearest, printable
+from tril.data.settings import explain, nearest, printable
 from tril.model.formats import wrapped
 from tril.model.runs import CHECKPOINTS, SETTINGS, SWEEP
 
@@ -98,7 +99,7 @@ def message_of(error: BaseException) -> str:
     return explain(error) if isinstance(error, ValidationError) else " ".join(str(error).split())
 
 
-def unknown_setting(key: str, known: Mapping[str, Setting]) -> str:
+def unknown_setting(key: str, known: Mapping[str, FieldInfo]) -> str:
     """The message for a setting that does not exist, with the one that was probably meant.
 
     Args:
@@ -108,7 +109,7 @@ def unknown_setting(key: str, known: Mapping[str, Setting]) -> str:
     same_name = [name for name in known if name.rpartition(".")[2] == last]
     [meant] = same_name if len(same_name) == 1 else [MEANT.get(last)]
     found = known.get(meant or "")
-    remedy = f"; did you mean {meant}? {found.help}".strip() if found else nearest(key, known)
+    remedy = f"; did you mean {meant}? {found.description or ''}".strip() if found else nearest(key, known)
     return f"there is no setting {key}{remedy if 'did you mean' in remedy else '; --help=all lists all'}"
 
 

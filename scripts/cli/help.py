@@ -7,7 +7,9 @@ import textwrap
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from tril.data.settings import Setting, flatten
+from pydantic.fields import FieldInfo
+
+from tril.data.settings import extra_of, flatten, parts_of
 from tril.scripts.cli.config import CONFIGS, options_of
 
 WIDTH = 120  # columns
@@ -17,7 +19,7 @@ COMMENT = re.compile(r"# \S")  # an indented one is an example
 
 def help_text(
     description: str,
-    settings: Mapping[str, Setting],
+    settings: Mapping[str, FieldInfo],
     own: Collection[str],
     values: Mapping[str, Any],
     options: Mapping[str, str | None],
@@ -35,7 +37,7 @@ def help_text(
     """
     flat = flatten(values)
     settings = {key: each for key, each in settings.items() if key.partition(".")[0] in values}
-    shown = {key: each for key, each in settings.items() if every or each.common or key in own}
+    shown = {key: each for key, each in settings.items() if every or extra_of(each)["common"] or key in own}
     more = f"; --help=all lists all {len(settings)}" if len(shown) < len(settings) else ""
     lines = [description.strip(), "", f"Settings (key=value){more}", ""]
     for key, setting in shown.items():
@@ -52,12 +54,13 @@ def help_text(
     return "\n".join(lines)
 
 
-def help_of(setting: Setting) -> str:
+def help_of(setting: FieldInfo) -> str:
     """The help of a setting, with its choices and what it needs."""
-    choices = " | ".join(as_typed(choice) for choice in setting.choices)
-    listed = any(isinstance(choice, str) for choice in setting.choices) and "set by" not in setting.help
-    needs = f"with {setting.needs}" if setting.needs and setting.needs not in setting.help else ""
-    return "; ".join(filter(None, [choices if listed and choices not in setting.help else "", setting.help, needs]))
+    help, needs = setting.description or "", extra_of(setting)["needs"]
+    choices = [part for part in parts_of(setting.annotation) if not isinstance(part, type)]
+    listed = " | ".join(map(as_typed, choices)) if any(isinstance(choice, str) for choice in choices) else ""
+    shown = listed if listed not in help and "set by" not in help else ""
+    return "; ".join(filter(None, [shown, help, f"with {needs}" if needs and needs not in help else ""]))
 
 
 def first_comment(group: str, option: str) -> str:

@@ -27,10 +27,10 @@ def checked(*settings: str) -> RunConfig:
 @pytest.mark.parametrize("source", ["stdlib", "files", "shakespeare", "prose"])
 def test_help_lists_every_setting_of_a_run_with_the_text_that_is_chosen(source, tmp_path):
     values, settings = flatten(compose("train", [f"data={source}"]).settings), DECLARED["train"].settings(source)
-    assert settings.keys() <= values.keys() and all(each.help for each in settings.values())
+    assert settings.keys() <= values.keys() and all(each.description for each in settings.values())
     text = run("train", f"data={source}", "--help=all", cwd=tmp_path).stdout
     assert all(f"  {key}=" in text for key in settings)
-    assert settings["data.val_fraction"].help.split(";")[0].split(",")[0] in text
+    assert settings["data.val_fraction"].description.split(";")[0].split(",")[0] in text
     short = run("train", f"data={source}", "--help", cwd=tmp_path).stdout
     assert "  model.n_heads=2 " in short and "model.norm_eps" not in short and "--help=all" in short
 
