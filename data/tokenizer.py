@@ -5,9 +5,7 @@ The end-of-text token separates documents. It is inserted as an id and never com
 the saved JSON; `for_documents` sets it again.
 """
 
-import hashlib
 import os
-import re
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from itertools import chain
@@ -18,6 +16,7 @@ from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from tril.data.cache import sha256_of_file
 from tril.data.settings import first_line, setting, strict_settings
 
 UNKNOWN = "<|unknown|>"  # of kind "char" only
@@ -25,7 +24,6 @@ MIN_BPE_VOCAB_SIZE = 256 + 1  # every byte, and end-of-text
 CHECKED_BYTES = 1 << 20  # of the text, for a tokenizer of others: bits per byte count the bytes of the text
 SHOWN = 20  # characters
 AUTO_VOCAB_SIZE, BYTES_PER_MERGE = 4096, 512  # without a chosen size
-COMMIT = re.compile("[0-9a-f]{40}")
 
 
 @dataclass(frozen=True, config=strict_settings("data.tokenizer"))
@@ -54,26 +52,24 @@ class TokenizerConfig:
     @model_validator(mode="after")
     def _check(self) -> "TokenizerConfig":
         if self.kind in ("file", "hub") and not self.path:
-            need = "a tokenizer.json" if self.kind == "file" else "a repository, such as openai-community/gpt2"
-            raise ValueError(f"data.tokenizer.path is missing; kind={self.kind} needs {need}")
-        if self.kind == "file" and not Path(str(self.path)).expanduser().is_file():
-            raise ValueError(f"data.tokenizer.path={self.path} does not exist; give a tokenizer.json")
+            needs = "kind=file needs a tokenizer.json, and kind=hub a repository, such as openai-community/gpt2"
+            raise ValueError(f"data.tokenizer.path is missing; {needs}")
         return self
 
     def fingerprint(self) -> dict[str, Any]:
         """JSON values that, together with the text, determine the tokenizer.
 
         Raises:
-            OSError: the hub cannot be reached and has never been, or does not know the repository or the revision.
+            OSError: there is no such file; or the hub cannot be reached and has never been, or does not know the
+                repository or the revision.
         """
         values: dict[str, Any] = {"kind": self.kind, "eot": self.eot}
         if self.kind == "bpe":
             values |= {"vocab_size": self.vocab_size, "train_bytes": self.train_bytes}
         elif self.kind == "file":
-            values |= {"sha256": hashlib.sha256(self.json_file.read_bytes()).hexdigest()}
+            values |= {"sha256": sha256_of_file(self.json_file)}
         elif self.kind == "hub":
-            is_commit = COMMIT.fullmatch(self.revision)
-            values |= {"path": self.path, "revision": self.revision if is_commit else self.json_file.parent.name}
+            values |= {"path": self.path, "revision": self.json_file.parent.name}
         return values
 
     @cached_property
@@ -81,14 +77,14 @@ class TokenizerConfig:
         """The tokenizer.json of kinds "file" and "hub"; a file of the hub lies in a folder named after its commit.
 
         Raises:
-            OSError: the hub cannot be reached, or has no such file.
+            OSError: there is no such file, or the hub cannot be reached.
         """
-        if self.kind == "file":
-            return Path(str(self.path)).expanduser()
-        from huggingface_hub import hf_hub_download
+        try:
+            if self.kind == "hub":  # without network, the download of an earlier start is used
+                from huggingface_hub import hf_hub_download
 
-        try:  # without network, the download of an earlier start is used
-            return Path(hf_hub_download(str(self.path), "tokenizer.json", revision=self.revision))
+                return Path(hf_hub_download(str(self.path), "tokenizer.json", revision=self.revision))
+            return Path(str(self.path)).expanduser().resolve(strict=True)
         except Exception as error:  # network, server and library errors have no common base class
             raise _unreadable(self, error) from error
 
