@@ -1,7 +1,6 @@
 """The user's own files: texts, and tables, in which every row is a document; or one text, split by position."""
 
 import glob
-import hashlib
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -212,23 +211,21 @@ class SingleText(Source):
         if self.path is not None:
             return expanded(self.path)
         download = resolve_cache_dir(self.cache_dir) / "shakespeare.txt"
-        read_or_write(download, "downloads", lambda part: part.write_bytes(_download()), Path.stat)
+        read_or_write(download, "downloads", _download, Path.stat)
         return download
 
 
-def _download() -> bytes:
+def _download(part: Path) -> None:
     """
     Raises:
         OSError: the server cannot be reached, or has another text.
     """
     import urllib.request
 
-    remedy = "download the text and pass data.path=FILE"
     try:
         with urllib.request.urlopen(URL, timeout=TIMEOUT) as response:
-            content = response.read()
+            part.write_bytes(response.read())
+        if sha256_of_file(part) != SHA256:
+            raise OSError("it has another text than tiny shakespeare")
     except OSError as error:
-        raise OSError(f"cannot download {URL} ({error}); {remedy}") from error
-    if hashlib.sha256(content).hexdigest() != SHA256:
-        raise OSError(f"{URL} has another text than tiny shakespeare; {remedy}")
-    return content
+        raise OSError(f"cannot download {URL} ({error}); download the text and pass data.path=FILE") from error
