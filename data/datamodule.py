@@ -9,7 +9,6 @@ from tril.data.batches import Batch, Tokens, TrainWindows, ValWindows, on_device
 from tril.data.prepare import prepare
 from tril.data.sources.base import Source, Split
 
-MAX_PASSES = 10  # through the text in one batch
 MAX_RESIDENT = 1 / 4  # share of a GPU's free memory that the tokens may take; the rest is for training
 
 
@@ -45,11 +44,7 @@ class TextDataModule(LightningDataModule):
 
     def train_dataloader(self) -> TrainWindows:
         accumulate = self.trainer.accumulate_grad_batches if self.trainer else 1
-        windows = self._train_windows(self._tokens("train"), accumulate, length_at=self.length_at)
-        if self.batch_size > MAX_PASSES * windows.n_windows:  # which may not even fit into memory
-            limit = f"is more than {MAX_PASSES} times the {windows.n_windows:,} windows of the training part"
-            raise ValueError(f"data.batch_size={self.batch_size} {limit}; use at most {windows.n_windows}")
-        return windows
+        return self._train_windows(self._tokens("train"), accumulate, length_at=self.length_at)
 
     def length_at(self, step: int) -> int:
         """Tokens in a training window at an optimizer step."""

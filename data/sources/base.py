@@ -49,7 +49,7 @@ class Source:
     """
 
     tokenizer: TokenizerConfig = group(TokenizerConfig, "text <-> token ids")
-    batch_size: int = setting(4, "windows of context_length tokens per device and step", common=True, ge=1)
+    batch_size: int = setting(4, "windows of context_length tokens per device and step", common=True, ge=1, le=1 << 16)
     double_length_at: Annotated[tuple[Fraction, ...], Field(strict=False)] = setting(  # not strict: yaml has lists
         (0.3, 0.7), "fractions of the run where windows double in length, up to context_length; []: never", common=True
     )
