@@ -9,7 +9,6 @@ and the settings that it depends on, once; the command line, `--help` and the ch
         rope_base: float = setting(1e4, "base of the rotation frequencies", needs="pos=rope", gt=0)
 """
 
-import dataclasses
 import difflib
 import functools
 import json
@@ -107,31 +106,21 @@ def build(group: type, values: Mapping[str, Any], prefix: str = "") -> Any:
 
 def without_effect(config: Any, prefix: str = "") -> dict[str, str]:
     """The settings that have no effect with the other values of their group: dotted keys, and the need of each."""
-    found = {}
-    for name, field in type(config).__pydantic_fields__.items():
-        key, value = f"{prefix}.{name}" if prefix else name, getattr(config, name)
-        if hasattr(value, "__pydantic_fields__"):
-            found |= without_effect(value, key)
-        if (need := extra_of(field).get("needs")) and not _is_met(config, need):
-            found[key] = need
+    values, found = flatten(to_jsonable_python(config)), {}
+    for key, field in declared(type(config)).items():
+        if key in values and (need := extra_of(field)["needs"]):
+            name, equals, choices = need.partition("=")
+            value = values[".".join([*key.split(".")[:-1], name])]
+            if not (typed(value) in choices.split("|") if equals else value):
+                found[f"{prefix}.{key}" if prefix else key] = need
     return found
 
 
 def canonical(config: Any) -> Any:
     """The same settings with those that have no effect at their defaults, so that equal runs have equal settings."""
-    unused, values = without_effect(config), {}
-    for name, field in type(config).__pydantic_fields__.items():
-        if name in unused:
-            values[name] = field.get_default(call_default_factory=True)
-        elif hasattr(value := getattr(config, name), "__pydantic_fields__"):
-            values[name] = canonical(value)
-    return dataclasses.replace(config, **values)
-
-
-def _is_met(config: Any, need: str) -> bool:
-    name, equals, values = need.partition("=")
-    value = getattr(config, name)
-    return typed(value) in values.split("|") if equals else bool(value)
+    kind, unused = type(config), without_effect(config)
+    values, default = flatten(to_jsonable_python(config)), flatten(defaults(kind))
+    return build(kind, unflatten({key: default[key] if key in unused else value for key, value in values.items()}))
 
 
 def group_of(field: FieldInfo) -> type | None:
