@@ -180,8 +180,6 @@ def _explain_one(title: str, details) -> str:
     name = ".".join([title] * has_prefix + [str(part) for part in details["loc"]])
     if details["type"] == "missing":
         return f"{name} is missing"
-    if details["type"] == "unexpected_keyword_argument":
-        return f"{name} is unknown"
     limit = re.sub(r"^\w+ should", "must", details["msg"])  # "Input should be ...", "String should have ..."
     is_type_error = details["type"].endswith("_type")  # then quotes tell the text '8' from the number 8
     return f"{name}={typed(details['input'], quoted=is_type_error)} {limit}"
