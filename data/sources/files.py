@@ -15,7 +15,7 @@ from pydantic.dataclasses import dataclass
 from tril.data.cache import digest_files, read_or_write, resolve_cache_dir, sha256_of_file
 from tril.data.settings import printable, setting, strict_settings
 from tril.data.sources.base import Document, Source, Split
-from tril.data.sources.rows import UnreadableError, parser_of, read_documents, read_text, reading
+from tril.data.sources.rows import UnreadableError, parser_of, read_documents
 
 RULES = 2  # incremented when files are read in another way
 SHOWN_ENDINGS = 5
@@ -201,9 +201,7 @@ class SingleText(Source):
         return {"kind": self.name, "sha256": sha256_of_file(self._file()), "val_fraction": self.val_fraction}
 
     def documents(self, split: Split) -> Iterator[Document]:
-        path = self._file()
-        with reading(path):
-            text = read_text(path)
+        text = "".join(document.text for document in read_documents("text", self._file(), "text"))
         middle = int(len(text) * (1 - self.val_fraction))
         yield Document("text", text[:middle] if split == "train" else text[middle:])
 

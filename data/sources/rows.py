@@ -45,19 +45,31 @@ def read_documents(name: str, path: Path, text_field: str) -> Iterator[Document]
         text_field: the field that holds the text of a row. In JSON, a text stands for an object with it.
 
     Raises:
-        UnreadableError: a row cannot be read or has no text; the message names it, as in "a.csv: line 3".
+        UnreadableError: the file or a row cannot be read or has no text. The message has one line, which begins with
+            their name, as in "a.csv: line 3".
     """
-    with reading(path):
+    try:
         parse = parser_of(path)
         if parse is None:
             yield Document(name, read_text(path))
             return
         for number, (place, row) in enumerate(parse(path, text_field), start=1):
             yield Document(f"{name}:{number}", text_of_row(row, text_field, place), is_row=True)
+    except UnreadableError as error:
+        raise UnreadableError(f"{printable(path)}: {error}") from error
+    except UnicodeDecodeError as error:
+        remedy = "unpack it, convert it, e.g. iconv -f latin1 -t utf-8, or leave it out"
+        raise UnreadableError(f"{printable(path)}: not UTF-8 text ({error.reason}); {remedy}") from error
+    except Exception as error:
+        of_pyarrow = type(error).__module__.startswith("pyarrow")  # which is only imported for its files
+        is_damage = of_pyarrow or isinstance(error, EOFError | zlib.error | lzma.LZMAError)
+        if not is_damage and getattr(error, "errno", 0) is not None:  # of gzip, an OSError without a number
+            raise
+        raise UnreadableError(f"{printable(path)}: damaged ({printable(error)}); copy or create it again") from error
 
 
 def read_text(path: Path) -> str:
-    """The text of a file, within `reading`."""
+    """The text of a file."""
     if path.stat().st_size > LIMIT:
         raise UnreadableError(f"more than {LIMIT} bytes, which are read as a whole; split it")
     with open_file(path) as file:
@@ -171,21 +183,3 @@ def open_file(path: Path, newline: str = "") -> io.TextIOWrapper:
     file: Any = opener(path, "rb")
     encoding = "utf-16" if file.peek(2)[:2] in UTF16 else "utf-8-sig"
     return io.TextIOWrapper(file, encoding=encoding, newline=newline)
-
-
-@contextlib.contextmanager
-def reading(path: Path) -> Iterator[None]:
-    """Errors of reading a file become an UnreadableError of one line that starts with its name."""
-    try:
-        yield
-    except UnreadableError as error:
-        raise UnreadableError(f"{printable(path)}: {error}") from error
-    except UnicodeDecodeError as error:
-        remedy = "unpack it, convert it, e.g. iconv -f latin1 -t utf-8, or leave it out"
-        raise UnreadableError(f"{printable(path)}: not UTF-8 text ({error.reason}); {remedy}") from error
-    except Exception as error:
-        of_pyarrow = type(error).__module__.startswith("pyarrow")  # which is only imported for its files
-        is_damage = of_pyarrow or isinstance(error, EOFError | zlib.error | lzma.LZMAError)
-        if not is_damage and getattr(error, "errno", 0) is not None:  # of gzip, an OSError without a number
-            raise
-        raise UnreadableError(f"{printable(path)}: damaged ({printable(error)}); copy or create it again") from error
