@@ -18,18 +18,17 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
 from tril.data.cache import PROGRESS, read_or_write, resolve_cache_dir, sha256_of_file
+from tril.data.overlap import measure_overlap
 from tril.data.sources.base import Source, Split
+from tril.data.split import Plan, plan_split
 from tril.data.tokenizer import TokenizerConfig, build, for_documents, load_tokenizer, n_ids, unknown_id
-
-if TYPE_CHECKING:
-    from tril.data.split import Plan
 
 FORMAT = 3  # incremented when the same settings produce other files, such as by another split
 TOKENS, TOKENIZER, META = "tokens.bin", "tokenizer.json", "meta.json"
@@ -124,9 +123,6 @@ def prepare(source: Source, *, progress: bool = True) -> PreparedText:
     fingerprint = sha256_of(settings)
 
     def write(folder: Path) -> None:
-        from tril.data.overlap import measure_overlap
-        from tril.data.split import plan_split
-
         folder.mkdir()
         plan = plan_split(source)
         texts = training_texts(pieces_of(source, plan, "train"), budgets["train"], config)
@@ -167,7 +163,7 @@ class Piece(NamedTuple):
     ends_document: bool
 
 
-def pieces_of(source: Source, plan: "Plan", split: Split) -> Iterator[Piece]:
+def pieces_of(source: Source, plan: Plan, split: Split) -> Iterator[Piece]:
     """The text of one part, always in the same order, in pieces of about PIECE_SIZE bytes.
 
     A piece has whole lines, except for longer lines.
