@@ -98,8 +98,8 @@ def build(group: type, values: Mapping[str, Any], prefix: str = "") -> Any:
             value = build(inner, value, key)
         elif inner is not None and not isinstance(value, inner | None):
             raise ValueError(f"{key}={typed(value)} must be a group of settings; change one, such as {key}.KEY=VALUE")
-        elif isinstance(value, float) and value.is_integer():
-            value = int(value)  # 1e3; where the setting is a float, pydantic makes one of it again
+        elif isinstance(value, float) and value.is_integer() and float not in parts_of(fields[name].annotation):
+            value = int(value)  # 1e3
         built[name] = value
     return group(**built)
 
