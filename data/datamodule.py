@@ -79,6 +79,5 @@ class TextDataModule(LightningDataModule):
         return tokens
 
     def _ranks(self) -> tuple[int, int]:
-        """Rank of this process among those with different batches, and their number."""
-        sizes = getattr(self.trainer.strategy, "distributed_sampler_kwargs", None) if self.trainer else None
-        return (sizes["rank"], sizes["num_replicas"]) if sizes else (0, 1)
+        """Rank of this process, and the number of processes, which have different batches."""
+        return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
