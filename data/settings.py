@@ -68,7 +68,7 @@ def declared(group: type, prefix: str = "") -> dict[str, FieldInfo]:
 
 
 def extra_of(field: FieldInfo) -> dict[str, Any]:
-    """The values of `common`, `needs` and `escapes`, see `setting`; {} of a group."""
+    """The values of `common`, `needs` and `escapes`, see `setting`; {} for a field without them."""
     return field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
 
 
@@ -108,7 +108,7 @@ def without_effect(config: Any, prefix: str = "") -> dict[str, str]:
     """The settings that have no effect with the other values of their group: dotted keys, and the need of each."""
     values, found = flatten(to_jsonable_python(config)), {}
     for key, field in declared(type(config)).items():
-        if key in values and (need := extra_of(field)["needs"]):
+        if key in values and (need := extra_of(field).get("needs")):
             name, equals, choices = need.partition("=")
             value = values[".".join([*key.split(".")[:-1], name])]
             if not (typed(value) in choices.split("|") if equals else value):

@@ -37,7 +37,7 @@ def help_text(
     """
     flat = flatten(values)
     settings = {key: each for key, each in settings.items() if key.partition(".")[0] in values}
-    shown = {key: each for key, each in settings.items() if every or extra_of(each)["common"] or key in own}
+    shown = {key: each for key, each in settings.items() if every or extra_of(each).get("common") or key in own}
     more = f"; --help=all lists all {len(settings)}" if len(shown) < len(settings) else ""
     lines = [description.strip(), "", f"Settings (key=value){more}", ""]
     for key, setting in shown.items():
@@ -56,7 +56,7 @@ def help_text(
 
 def help_of(setting: FieldInfo) -> str:
     """The help of a setting, with its choices and what it needs."""
-    help, needs = setting.description or "", extra_of(setting)["needs"]
+    help, needs = setting.description or "", extra_of(setting).get("needs")
     choices = [part for part in parts_of(setting.annotation) if not isinstance(part, type)]
     listed = " | ".join(map(as_typed, choices)) if any(isinstance(choice, str) for choice in choices) else ""
     shown = listed if listed not in help and "set by" not in help else ""
