@@ -21,9 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import model_validator
 from pydantic.dataclasses import dataclass
-from tqdm import tqdm
 
-from tril.data.cache import PROGRESS
 from tril.data.settings import build, setting, strict_settings
 from tril.model.runs import find_checkpoint, run_folder
 from tril.scripts.cli.app import Composed, command
@@ -115,8 +113,7 @@ def main(settings: CertifyCommand, composed: Composed) -> None:
         if stored is not None:
             origin["stored_certificate"] = verdict(stored)
             print(f"stored certificate: {origin['stored_certificate']}", flush=True)
-        with tqdm(desc="causality", unit=" states", **PROGRESS) as bar:
-            certificate = certify_model(model, variants, settings.budget_seconds, progress=lambda name: bar.update())
+        certificate = certify_model(model, variants, settings.budget_seconds)
         if stored is not None and certificate.passed:
             with certificate.running():
                 check_stored_step(certificate, gpt, stored)

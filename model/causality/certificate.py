@@ -7,20 +7,22 @@ import contextlib
 import platform
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
+from tril.data.cache import PROGRESS
 from tril.model.causality.claims import Claim, Result, largest_change, once
 from tril.model.causality.gpt import subject_of
-from tril.model.causality.gradients import check_hidden, check_seen, measure_gradients
+from tril.model.causality.gradients import check_seen, measure_gradients
 from tril.model.causality.model import Model, ModelError, one_line, with_some_logits
 from tril.model.causality.state import State, positions_in_order
 from tril.model.causality.texts import SAMPLE, Texts
-from tril.model.causality.variants import OWN, Variant, module_variants
+from tril.model.causality.variants import OWN, Variant, further_variants, module_variants
 
 ODD_LENGTH = 37  # not a multiple of any block size
 LENGTHS = (8, 64, 2, 16, 32, 65, 128, 24, 3, 1)  # lengths of all states after the full context, while there is time
@@ -33,19 +35,7 @@ MAX_PAIRS = 1 << 20  # of ids
 
 
 def certify(
-    model: Callable[..., Any],
-    *,
-    vocab_size: int | None = None,
-    context_length: int | None = None,
-    expected: Callable[[int], Tensor] | Tensor | None = None,
-    receptive_field: int | None = None,
-    special_ids: Sequence[int] = (),
-    tokens: Tensor | None = None,
-    arguments: Mapping[str, Any] | None = None,
-    batch_size: int | None = None,
-    device: str | torch.device | None = None,
-    budget_seconds: float = 5.0,
-    name: str | None = None,
+    model: Callable[..., Any], *, tokens: Tensor | None = None, budget_seconds: float = 5.0, **arguments: Any
 ) -> "Certificate":
     """Tests that no output of a model depends on the future, and measures how much of its past it uses.
 
@@ -54,20 +44,11 @@ def certify(
     Args:
         model: an `nn.Module` or a function from ids (B, T) int64 to logits (B, T, V); the logits may also be the first
             element of a tuple, or the entry or attribute `logits`.
-        vocab_size: V; None: that of `model.config`.
-        context_length: largest T; None: that of `model.config`.
-        expected: what each output may see, as a function of T or as a matrix for the largest T; None: its own position
-            and all before.
-        receptive_field: number of positions before its own that each output depends on, no more and no fewer; None: the
-            certificate states it.
-        special_ids: ids that have a meaning of their own, such as end-of-text; texts contain them more often.
         tokens: a text (N,) of the model, whose passages are tested too; random texts miss rare combinations.
-        arguments: further arguments of every call of the model.
-        batch_size: B, for a model that takes no other; None: any.
-        device: None: that of the parameters, else the CPU.
         budget_seconds: of the whole certificate. The checks at the full context always run, however long they take;
             further lengths, positions, ids and states follow until the time is over.
-        name: of the model in the certificate; None: its class or function.
+        arguments: what the model takes and what it may see, such as vocab_size and context_length: the arguments of
+            `tril.model.causality.interface.as_model`.
 
     Returns:
         The certificate; `passed` is the verdict, `failures` are the failed results, `str()` is all of it as text.
@@ -75,18 +56,7 @@ def certify(
     Raises:
         ValueError: invalid arguments. `ModelError`, a ValueError: the model raises an exception, or returns no logits.
     """
-    subject = subject_of(
-        model,
-        vocab_size=vocab_size,
-        context_length=context_length,
-        expected=expected,
-        receptive_field=receptive_field,
-        special_ids=special_ids,
-        arguments=arguments,
-        batch_size=batch_size,
-        device=device,
-        name=name,
-    )
+    subject = subject_of(model, **arguments)
     if tokens is not None:
         tokens = tokens.cpu().long()
         if tokens.dim() != 1 or not len(tokens) or not 0 <= tokens.min() <= tokens.max() < subject.vocab_size:
@@ -129,18 +99,18 @@ class Certificate:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Measures the time of the block, which ends at the first failure."""
+        """Measures the time of the block, which ends at the first failure. A progress bar counts its results."""
         started = time.perf_counter()
         try:
-            yield
-        except FailedCheck:
-            pass
+            with tqdm(desc="causality", unit=" checks", **PROGRESS) as self.bar, contextlib.suppress(FailedCheck):
+                yield
         finally:
             self.seconds += time.perf_counter() - started
 
     def add(self, result: Result) -> None:
         """Raises FailedCheck if the result failed."""
         self.results.append(result)
+        self.bar.update()
         if result.undecided:
             self.note(result.undecided, undecided=not self.undecided)
         if not result.passed:
@@ -166,10 +136,6 @@ class Certificate:
     @property
     def failures(self) -> list[Result]:
         return [result for result in self.results if not result.passed]
-
-    def checks(self) -> dict[str, int]:
-        """Number of results of each check."""
-        return dict(Counter(result.check for result in self.results))
 
     def verdict(self) -> str:
         """One line."""
@@ -197,44 +163,23 @@ class Certificate:
             lines.append(f"left out {len(self.left_out)} times, the first time with {self.left_out[0]}")
         return "\n".join([*lines, *(f"note: {note}" for note in (*self.undecided, *self.notes))])
 
-    def line(self) -> str:
-        """The verdict that a run prints."""
-        if self.passed:
-            return f"causal  certified in {self.seconds:.1f} s ({len(self.results)} checks)"
-        return f"causal  FAILS: {self.summary()['failed'][0]}"
-
     def summary(self) -> dict[str, Any]:
         """Plain values for a checkpoint."""
-        failed = [f"{r.check}: {r.where}; {r.variant}, length {r.length}" for r in self.failures]
-        failed += [] if failed else self.undecided
-        return {"passed": self.passed, "checks": self.checks(), "failed": failed, "seconds": round(self.seconds, 2)}
+        failed = [f"{r.check}: {r.where}; {r.variant}, length {r.length}" for r in self.failures] or self.undecided
+        checks = dict(Counter(result.check for result in self.results))
+        return {"passed": self.passed, "checks": checks, "failed": failed, "seconds": round(self.seconds, 2)}
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
         results = [asdict(result) | {"passed": result.passed} for result in self.results]
-        details = {
-            "notes": self.notes,
-            "undecided": self.undecided,
-            "left_out": self.left_out,
-            "uses": self.uses,
-            "versions": versions,
-        }
-        return {"subject": self.subject, "verdict": self.verdict()} | self.summary() | details | {"results": results}
+        return asdict(self) | self.summary() | {"verdict": self.verdict(), "versions": versions, "results": results}
 
 
 def certify_model(
-    model: Model,
-    variants: Iterable[Variant] = (),
-    seconds: float = 5.0,
-    *,
-    tokens: Tensor | None = None,
-    progress: Callable[[str], object] = lambda name: None,
+    model: Model, variants: Iterable[Variant] = (), seconds: float = 5.0, *, tokens: Tensor | None = None
 ) -> Certificate:
     """The certificate of a model and of its variants: first what always runs, then more while the seconds last.
-
-    Args:
-        progress: called with the name of each state.
 
     Raises:
         ModelError: the model raises an exception at its full context.
@@ -251,25 +196,17 @@ def certify_model(
             certificate.judge(state, state.future(model.context_length, ROWS))
             certificate.note(f"all {model.vocab_size:,} logits were tested with {OWN.name}, {some.n_logits} otherwise")
             model = some
-        fresh, states, rest = None if model.module is None else model.changed(), [], []
+        fresh, states = None if model.module is None else model.changed(), []
         for variant in (OWN, *variants):
-            if variant.rest:
-                rest.append(variant)
-                continue
-            progress(variant.name)
             if (state := begin(certificate, variant, model, texts)) is not None:
                 states.append(state)
                 check_always(certificate, state, variant)
         started = time.perf_counter()
         left = max(0.0, seconds - (started - began))
         in_time = lambda share: time.perf_counter() - started < share * FOR_MORE * left  # noqa: E731
-        for share, state, claims in more_claims(certificate, states, rest, in_time):
+        for share, state, claims in more_claims(certificate, states, in_time):
             certificate.judge(state, claims, lambda share=share: in_time(share))
-        if fresh is None:
-            result, certificate.uses = check_seen(states[0], min(64, model.context_length), None)
-            if model.sees_all:
-                certificate.add(result)
-        else:
+        if fresh is not None:
             check_after_calls(certificate, states[0], fresh, (1 - FOR_MORE) / 2 * max(left, LEAST_SECONDS))
     return certificate
 
@@ -293,22 +230,15 @@ def within_reach(certificate: Certificate, model: Model) -> Model:
 
 def begin(certificate: Certificate, variant: Variant, model: Model, texts: Texts) -> State | None:
     """The state of a variant; None, with a note, where the model cannot have it."""
-    no_rounding = all(r.worst == 0 for r in certificate.results if r.check == "future")
-    exact = model.exact or (no_rounding and variant is not OWN)
-    bound = torch.inf if variant.sharp else None
+    exact = variant is not OWN and all(r.worst == 0 for r in certificate.results if r.check == "future")
     try:
-        try:
-            changed = variant.change(model)
-        except Exception as error:  # code of other projects may raise anything
-            raise ModelError(one_line(error)) from error
-        if changed is None:
-            return None
-        state = State(variant.name, changed, texts, exact=exact, bound=bound, repeat=variant is OWN)
-    except ModelError as error:
+        changed = variant.change(model if variant.thorough else replace(model, ways={}))
+        state = State(variant.name, changed, texts, exact=exact)
+    except Exception as error:  # code of other projects may raise anything
         if variant is OWN:
             raise
-        # A model of ours has all its states.
-        certificate.note(f"{variant.name} is left out, where {error}", undecided=model.exact)
+        says = error if isinstance(error, ModelError) else one_line(error)
+        certificate.note(f"{variant.name} is left out, where {says}", undecided=model.exact)  # ours has all its states
         return None
     if variant.name == "weights=random" and same_outputs(model, changed):
         says = "a copy with other weights has the same outputs: its states test the original"
@@ -342,25 +272,22 @@ def check_always(certificate: Certificate, state: State, variant: Variant) -> No
         text = state.texts.draw(model.batch_size or 1, longest)
         certificate.judge(state, state.cut(text, sorted((n for n in lengths if 1 <= n < longest), reverse=True)))
     for length in {middle, longest} if own else {middle}:
-        everything = variant.thorough and length <= EVERY_LENGTH
-        names = [way for way in model.ways if everything or "single" not in way]
-        if names and (variant.thorough or variant.ways):
-            certificate.judge(state, state.computed(state.texts.draw(model.batch_size or 3, length), names))
+        certificate.judge(state, state.computed(state.texts.draw(model.batch_size or 3, length)))
     if not variant.thorough:
         return
     found = measure_gradients(state, longest, QUERIES)
     if found is not None:
-        certificate.add(check_hidden(state, found))
+        certificate.add(found.hidden)
     elif own and model.module is not None:
         certificate.note("no gradient was tested: the module looks up no ids, or has no backward pass")
-    if not own:  # in a new model, weights of 0 may hide attention
-        result, certificate.uses = check_seen(state, longest, found)
+    if not own or model.module is None:  # in a new model, weights of 0 may hide attention
+        result, certificate.uses = check_seen(state, found)
         if model.sees_all:
             certificate.add(result)
 
 
 def more_claims(
-    certificate: Certificate, states: Sequence[State], rest: Sequence[Variant], in_time: Callable[[float], bool]
+    certificate: Certificate, states: Sequence[State], in_time: Callable[[float], bool]
 ) -> Iterator[tuple[float, State, Iterable[Claim]]]:
     """Claims that are judged while there is time: each with a state, and the share of the time until which.
 
@@ -375,7 +302,7 @@ def more_claims(
             certificate.note(f"not every id was tested as one that opens a leak, with {state.name}")
         text = state.texts.draw(state.model.batch_size or 1, longest)
         yield share + 0.05, state, state.cut(text, [n for n in order if n >= EVERY_LENGTH])
-    for variant in rest:
+    for variant in further_variants(own.model):
         if in_time(0.5) and (state := begin(certificate, variant, own.model, own.texts)) is not None:
             yield 0.5, state, state.future(state.model.context_length, ROWS)
     for queries in torch.tensor(order).split(OWN_ROWS):  # a leak may be at a single position
@@ -386,17 +313,24 @@ def more_claims(
         for state in states if length in LENGTHS else [own]:
             if in_time(0.9) and 1 <= length < state.model.context_length:
                 yield 0.9, state, state.future(length, OWN_ROWS if state is own else ROWS)
-    yield 0.95, own, own.many(MANY_ROWS, min(8, longest))
+    visible = own.model.visible(min(8, longest))
+    many, queries = own.texts.draw(MANY_ROWS, len(visible)), torch.full((MANY_ROWS,), len(visible) // 2)
+    yield 0.95, own, [own.hidden(many, queries, visible)]
     if own.model.vocab_size**2 <= MAX_PAIRS:
         yield 1.0, own, own.every_id(pairs=True)
 
 
 def check_after_calls(certificate: Certificate, own: State, fresh: Model, seconds: float) -> None:
-    """Once more after many calls, and compared with a fresh copy: a state may open a mask, or keep an earlier text."""
+    """A state may keep an earlier text, or open a mask: a fresh copy has the same outputs, also after many calls.
+
+    Args:
+        seconds: for the calls of each mode.
+    """
     model, longest = own.model, own.model.context_length
     module: Any = model.module
-
-    def call(training: bool) -> None:
+    ids, says = own.texts.draw(model.batch_size or 2, longest), "differs from a fresh copy, after other texts were read"
+    another = lambda model: (fresh if model is own.model else fresh.in_float64() or fresh)(ids)  # noqa: E731
+    for training, own.name in ((False, "after many calls"), (True, "mode=training after many calls")):
         started = time.perf_counter()
         module.train(training)
         for _ in range(CALLS):
@@ -404,13 +338,6 @@ def check_after_calls(certificate: Certificate, own: State, fresh: Model, second
                 model(torch.zeros(model.batch_size or 1, min(2, longest), dtype=torch.long))
             if time.perf_counter() - started > seconds:
                 break
-
-    own.name = "after many calls"
-    call(training=False)
-    certificate.judge(own, own.future(longest, ROWS))
-    ids, says = own.texts.draw(model.batch_size or 2, longest), "differs from a fresh copy, after other texts were read"
-    another = lambda model: (fresh if model is own.model else fresh.in_float64() or fresh)(ids)  # noqa: E731
-    certificate.judge(own, [Claim("equal", ids, once(ids), another, says=says)])
-    own.name = "mode=training after many calls"
-    call(training=True)
-    certificate.judge(own, own.future(longest, ROWS))
+        certificate.judge(own, own.future(longest, ROWS))
+        if not training:
+            certificate.judge(own, [Claim("equal", ids, once(ids), another, says=says)])

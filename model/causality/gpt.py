@@ -51,12 +51,9 @@ def with_ways(model: Model, *, default_visibility: bool = True) -> Model:
     }
     if config.causal:  # later tokens change earlier keys and values otherwise, so a cache cannot hold them
         ways |= {
-            "single tokens with the cache": lambda model, ids: _decode(model, ids, [1] * ids.shape[1]),
-            "chunks with the cache": lambda model, ids: _decode(model, ids, chunks(ids.shape[1])),
+            "chunks with the cache": _decode,
+            "the last positions of chunks": functools.partial(_decode, last_only=True),
             "chunks and steps of constant shape": _decode_steps,
-            "the last positions of chunks": lambda model, ids: _decode(
-                model, ids, chunks(ids.shape[1]), last_only=True
-            ),
         }
     model = replace(model, ways=ways, exact=True, twin=lambda gpt: use_backend(gpt, "explicit"))
     if not default_visibility:
@@ -89,11 +86,11 @@ def _visible(definition: Callable[..., Tensor], length: int, n_layers: int, wind
     return visible.tril()
 
 
-def _decode(model: Model, ids: Tensor, sizes: Sequence[int], *, last_only: bool = False) -> Tensor:
+def _decode(model: Model, ids: Tensor, *, last_only: bool = False) -> Tensor:
     """The outputs of chunks with the cache, or the last one of each, as generation computes it; nan for the others."""
     gpt, outputs = model.function, []
     cache = gpt.new_cache(len(ids), ids.shape[1])
-    for part in ids.split(list(sizes), 1):
+    for part in ids.split(chunks(ids.shape[1]), 1):
         last = gpt.logits(gpt.hidden(part, cache=cache, last_only=True)) if last_only else None  # (B, 1, V)
         logits = gpt(part, cache=cache) if last is None else last
         missing = part.shape[1] - logits.shape[1]
@@ -152,9 +149,9 @@ def gpt_variants(
         for precision in PRECISIONS:
             change = functools.partial(rebuilt, precision=precision, backend=backend)
             name = f"backend={backend} precision={precision}"
-            yield Variant(f"weights=random {name}", change, ways=True)
+            yield Variant(f"weights=random {name}", change)
             if config.n_heads:
-                yield Variant(f"weights=large {name}", functools.partial(change, sharp=True), sharp=True)
+                yield Variant(f"weights=large {name}", functools.partial(change, sharp=True))
             rates = dropout | ({} if config.n_heads else {"attn_dropout": 0.0})
             training = functools.partial(change, training=True, **rates)
             yield Variant(f"mode=training dropout={DROPOUT} {name}", training)
@@ -186,5 +183,5 @@ def rebuilt(
     changed = replace(with_ways(replace(model, function=gpt.to(model.device).train(training))), precision=precision)
     if compile:
         run = torch.compile(gpt, dynamic=False)
-        changed = replace(changed, call=lambda function, ids: run(ids), ways={}, twin=None)
-    return changed
+        changed = replace(changed, call=lambda function, ids: run(ids), twin=None)
+    return replace(changed, ways={}) if sharp or training or compile else changed

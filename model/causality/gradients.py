@@ -16,6 +16,7 @@ from tril.model.causality.model import Model, tensors_in
 from tril.model.causality.state import State, positions_in_order
 
 ROUNDING, ROUNDING64 = 1e-5, 1e-10  # of the largest gradient, in float32 and in float64
+MAX_CHANGED = 64  # inputs of a function, each of which takes a pass of a row
 
 
 class Gradients(NamedTuple):
@@ -24,64 +25,56 @@ class Gradients(NamedTuple):
     Attributes:
         queries: (n,) positions of the outputs.
         size: (n, T), the largest gradient of each output with respect to each input's embedding.
-        bound: rounding.
-        undecided: why a gradient below the bound may be a leak; "": it is none.
+        hidden: the result that hidden inputs have exactly no gradient, which replaced tokens cannot show.
     """
 
     queries: Tensor
     size: Tensor
-    bound: float
-    undecided: str = ""
+    hidden: Result
 
 
 def measure_gradients(state: State, length: int, n_queries: int) -> Gradients | None:
     """Gradients of some outputs of a text; None where the model looks up no ids, or has no backward pass."""
-    ids, model, bound = state.texts.draw(1, length)[0], state.model, 0.0
+    ids, model, bound, undecided = state.texts.draw(1, length)[0], state.model, 0.0, ""
     queries = torch.tensor(sorted(positions_in_order(length, state.generator)[:n_queries]))
-    size = gradients(model, ids, queries)
+    size, hidden = gradients(model, ids, queries), ~model.visible(length)[queries]
     if size is None:
         return None
-    if not model.exact and size[~model.visible(length)[queries]].any():
+    if not model.exact and size[hidden].any():
         # A Fourier transform or a subtracted maximum has gradients of rounding size, which float64 tells apart.
         twin, reason = (model, "") if model.precision == "64-true" else state.twin
-        if twin is None or (precise := gradients(twin, ids, queries)) is None:
-            says = (
-                f"inputs that an output does not see have gradients, which may be rounding: no float64 twin ({reason})"
-            )
-            return Gradients(queries, size, ROUNDING * size.max().item(), says)
-        size, bound = precise, ROUNDING64 * precise.max().item()
-    return Gradients(queries, size, bound)
-
-
-def check_hidden(state: State, found: Gradients) -> Result:
-    """Hidden inputs have exactly no gradient, which replaced tokens cannot show."""
-    length = found.size.shape[1]
-    hidden = ~state.model.visible(length)[found.queries]
-    worst = found.size.masked_fill(~hidden, 0.0).nan_to_num(nan=torch.inf).max().item()
+        precise = None if twin is None else gradients(twin, ids, queries)
+        if precise is None:
+            bound = ROUNDING * size.max().item()
+            undecided = "inputs that an output does not see have gradients, which may be rounding: no float64 twin"
+            undecided += f" ({reason})"
+        else:
+            size, bound = precise, ROUNDING64 * precise.max().item()
+    worst = size.masked_fill(~hidden, 0.0).nan_to_num(nan=torch.inf).max().item()
     where, leak = "", {}
-    if first := first_true(hidden & ~(found.size <= found.bound)):
-        leak: dict[str, Any] = {"query": int(found.queries[first[0]]), "key": first[1]}
+    if first := first_true(hidden & ~(size <= bound)):
+        leak: dict[str, Any] = {"query": int(queries[first[0]]), "key": first[1]}
         where = f"output {leak['query']} has a gradient with respect to input {leak['key']}"
-    undecided = found.undecided if worst > 0 else ""
-    return Result("gradient", state.name, length, worst, found.bound, int(hidden.sum()), where, undecided, **leak)
+    result = Result("gradient", state.name, length, worst, bound, int(hidden.sum()), where, undecided, **leak)
+    return Gradients(queries, size, result)
 
 
-def check_seen(state: State, length: int, found: Gradients | None) -> tuple[Result, str]:
+def check_seen(state: State, found: Gradients | None) -> tuple[Result, str]:
     """How much of its past the model uses, also in words; it fails only where this is known.
 
-    An output uses an input with a gradient. Gradients leave out look-ups of single tokens, so inputs without one are
-    changed: one of them where all must be used, else some.
+    An output uses an input with a gradient. Gradients leave out look-ups of single tokens, so some inputs without one
+    are changed.
 
     Args:
-        found: None: all inputs of the last output are changed.
+        found: None: all inputs of the last output are changed, of at most 64.
     """
     model = state.model
+    length = min(MAX_CHANGED, model.context_length) if found is None else found.size.shape[1]
     queries = torch.tensor([length - 1]) if found is None else found.queries
     seen = model.visible(length)[queries]  # (n, T)
     used = torch.zeros_like(seen) if found is None else found.size > 0
     unknown = (seen & ~used).nonzero()  # (pairs, 2)
-    if found is not None:
-        unknown = unknown[:1] if model.sees_all else unknown[:: max(1, len(unknown) // 8)]
+    unknown = unknown if found is None else unknown[:: max(1, len(unknown) // 8)]
     for row in unknown[:, 0].unique():
         keys = unknown[unknown[:, 0] == row, 1]
         used[row, keys] = depends(state, length, int(queries[row]), keys.tolist())

@@ -33,9 +33,21 @@ def as_model(
     device: str | torch.device | None = None,
     name: str | None = None,
 ) -> Model:
-    """A `Model` of a module, which is copied, or of a function; arguments as in `certify`.
+    """A `Model` of a module, which is copied, or of a function.
 
-    `tril.model.causality.gpt.subject_of` adds what a GPT can do.
+    Args:
+        model: as in `certify`.
+        vocab_size: V; None: that of `model.config`.
+        context_length: largest T; None: that of `model.config`.
+        expected: what each output may see, as a function of T or as a matrix for the largest T; None: its own position
+            and all before.
+        receptive_field: number of positions before its own that each output depends on, no more and no fewer; None: the
+            certificate states it.
+        special_ids: ids that have a meaning of their own, such as end-of-text; texts contain them more often.
+        arguments: further arguments of every call of the model.
+        batch_size: B, for a model that takes no other; None: any.
+        device: None: that of the parameters, else the CPU.
+        name: of the model in the certificate; None: its class or function.
 
     Raises:
         ValueError: invalid arguments.
@@ -172,8 +184,7 @@ class Interface:
         if not self.is_module:
             return ways
         if self.cache and {"use_cache", "kwargs"} & set(self.names):
-            ways["single tokens with the cache"] = lambda model, ids: self.decode(model, ids, [1] * ids.shape[1])
-            ways["chunks with the cache"] = lambda model, ids: self.decode(model, ids, chunks(ids.shape[1]))
+            ways["chunks with the cache"] = self.decode
         if "attention_mask" in self.names:
             ones = lambda model, ids: self.given(model.function, ids, attention_mask=torch.ones_like(ids))  # noqa: E731
             ways |= {"a mask of ones": ones, "left padding": self.left_padded, "right padding": self.right_padded}
@@ -201,9 +212,9 @@ class Interface:
             for name, make in made.items()
         }
 
-    def decode(self, model: Model, ids: Tensor, sizes: Sequence[int]) -> Tensor:
+    def decode(self, model: Model, ids: Tensor) -> Tensor:
         logits, cache = [], None
-        for part in ids.split(list(sizes), dim=1):
+        for part in ids.split(chunks(ids.shape[1]), dim=1):
             output = self.output(model.function, part, use_cache=True, **{self.cache: cache})
             cache = getattr(output, self.cache, None)
             logits.append(self.logits(output, part))

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from tril.model.causality.certificate import Certificate
 from tril.model.causality.claims import Result, first_true
-from tril.model.causality.gradients import check_hidden, measure_gradients
+from tril.model.causality.gradients import measure_gradients
 from tril.model.causality.model import Model, ModelError, one_line, randomize, same_random_numbers, visible_by_windows
 from tril.model.causality.state import State, positions_in_order
 from tril.model.causality.texts import Texts
@@ -128,55 +128,52 @@ def checked_losses(losses: Losses, device: torch.device) -> Losses:
     return checked
 
 
-def model_of_inputs(model: Model, losses: Losses, targets: Tensor) -> Model:
-    """A training step as a model: its outputs for inputs (B, T) are the losses (B, T, 1) of these targets."""
-    call = lambda _, ids: losses(ids, targets).detach()[..., None]  # noqa: E731
-    return model_of_losses(model, call, targets, "input")
+def model_of_losses(model: Model, losses: Callable[[Tensor], Tensor], n: int, noun: str = "input") -> Model:
+    """A training step as a model, which depends on all logits.
 
-
-def model_of_targets(model: Model, losses: Losses, inputs: Tensor, targets: Tensor) -> Model:
-    """The losses as a function of the targets, other than ignored ones."""
-    call = lambda _, ids: losses(inputs.clone(), torch.where(targets >= 0, ids, targets)).detach()[..., None]  # noqa: E731
-    return model_of_losses(model, call, targets, "target")
-
-
-def model_of_losses(model: Model, call: Callable[..., Tensor], targets: Tensor, noun: str) -> Model:
-    """Losses depend on all logits."""
+    Args:
+        losses: ids (n, T) -> losses (n, T).
+        noun: name of an id.
+    """
     nouns = ("the loss at position", noun)
-    return replace(model, call=call, ways={}, batch_size=len(targets), some_logits=False, nouns=nouns)
+    call = lambda _, ids: losses(ids)[..., None]  # noqa: E731
+    return replace(model, call=call, ways={}, batch_size=n, some_logits=False, nouns=nouns)
 
 
 def check_loss(
     certificate: Certificate, model: Model, losses: Losses, inputs: Tensor, targets: Tensor, name: str
 ) -> None:
     """A loss is repeatable, depends on no later input and on no other target, and is that of a distribution."""
-    length, of_targets = inputs.shape[1], model_of_targets(model, losses, inputs, targets)
+    n, length = inputs.shape
     texts = [Texts(model.vocab_size, tokens=tokens[tokens >= 0].cpu()) for tokens in (inputs, targets)]
-    state = State(name, model_of_inputs(model, losses, targets), texts[0], bound=ROUNDING, repeat=True)
+    of_inputs = model_of_losses(model, lambda ids: losses(ids, targets), n)
+    state = State(name, of_inputs, texts[0], bound=ROUNDING)
     certificate.add(state.repeatable())
-    certificate.judge(state, state.future(length, REDRAWS * len(inputs)))
-    state.model = replace(state.model, call=lambda _, ids: losses(ids, targets)[..., None])
+    certificate.judge(state, state.future(length, REDRAWS * n))
     if (found := measure_gradients(state, length, QUERIES)) is not None:
-        certificate.add(check_hidden(state, found))
+        certificate.add(found.hidden)
+    known = lambda ids: torch.where(targets >= 0, ids, targets)  # noqa: E731
+    of_targets = model_of_losses(model, lambda ids: losses(inputs.clone(), known(ids)), n, "target")
     state = State(name, of_targets, texts[1], bound=ROUNDING)
 
     def halves() -> Iterator[Any]:
         """Losses of a half may see its targets, so that all of them are compared when the others are replaced."""
         for _ in range(REDRAWS):
             half = torch.rand(length, generator=state.generator) < 0.5
-            queries = torch.tensor(positions_in_order(length, state.generator)[: max(1, len(inputs) - 1)])
+            queries = torch.tensor(positions_in_order(length, state.generator)[: max(1, n - 1)])
             yield from state.replaced(queries, length, half[:, None] == half, check="targets")
 
     certificate.judge(state, halves())
     certificate.add(check_sum(of_targets, targets, name))
 
 
+@torch.no_grad()
 def check_sum(model: Model, targets: Tensor, variant: str) -> Result:
     """The probabilities of all tokens as the target of a position add up to at most 1; of a large vocabulary, those of
     the tokens of the batch and of random ones.
 
     Args:
-        model: see `model_of_targets`.
+        model: the losses as a function of the targets.
     """
     targets = targets.cpu()  # MPS has no float64
     ids, counted = torch.arange(model.vocab_size), targets >= 0
@@ -191,35 +188,12 @@ def check_sum(model: Model, targets: Tensor, variant: str) -> Result:
         else:
             total += (-losses).exp()
             is_low &= any(torch.equal(losses, losses.to(dtype).double()) for dtype in (torch.bfloat16, torch.float16))
-    what = f"the probabilities exp(-loss) of {len(ids)} tokens at {{position}} add up to 1 + {{size:.4f}}"
-    what += ": the loss depends on its own target"
-    return targets_result(total - 1, LOW_PRECISION_ROUNDING if is_low else SUM_ROUNDING, targets, variant, what)
-
-
-def check_logits(model: Model, targets: Tensor, logits: Tensor, variant: str) -> Result:
-    """The losses of targets (B, T) are -ln softmax of these logits (B, T, V), which were computed without them.
-
-    Args:
-        model: see `model_of_targets`.
-    """
-    losses, targets = model(targets)[..., 0].cpu().double(), targets.cpu()  # MPS has no float64
-    expected = nn.functional.cross_entropy(logits.cpu().double().mT, targets.clamp(min=0), reduction="none")
-    size = (losses - expected).abs()
-    what = "the loss at {position} differs by {size:.2g} nats from -ln softmax of the logits of its inputs"
-    return targets_result(size, SUM_ROUNDING * expected.max().item(), targets, variant, what)
-
-
-def targets_result(size: Tensor, bound: float, targets: Tensor, variant: str, what: str) -> Result:
-    """The result for sizes (B, T) that may not be above a bound where there is a target.
-
-    Args:
-        what: "{size}" and "{position}" are filled in.
-    """
-    size, where, query = size.masked_fill(targets < 0, 0.0), "", None
-    worst = size.max().nan_to_num(torch.inf).item()
+    size, bound = (total - 1).masked_fill(~counted, 0.0), LOW_PRECISION_ROUNDING if is_low else SUM_ROUNDING
+    where, query, worst = "", None, size.max().nan_to_num(torch.inf).item()
     if wrong := first_true(~(size <= bound)):
         row, query = wrong
-        where = what.format(size=size[row, query].item(), position=f"position {query} of row {row}")
+        where = f"the probabilities exp(-loss) of {len(ids)} tokens at position {query} of row {row} add up to "
+        where += f"1 + {size[row, query]:.4f}: the loss depends on its own target"
     return Result("targets", variant, targets.shape[1], worst, bound, size.numel(), where, query=query)
 
 
@@ -238,31 +212,20 @@ def modes(model: nn.Module | None) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def restored_modes(module: nn.Module | None) -> Iterator[None]:
-    """Restores the mode of every submodule after the block."""
-    training = {} if module is None else {part: part.training for part in module.modules()}
-    try:
-        yield
-    finally:
-        for part, mode in training.items():
-            part.training = mode
-
-
-@contextlib.contextmanager
 def restored(model: nn.Module | None) -> Iterator[None]:
     """Restores parameters, buffers, gradients and modes of the model, and the random state, after the block."""
-    modules = [] if model is None else [(part, part._buffers) for part in model.modules()]
+    modules = [] if model is None else [(part, part._buffers, part.training) for part in model.modules()]
     parameters = [] if model is None else [(p, p.detach().clone(), p.grad) for p in model.parameters()]
     for p, _, _ in parameters:
         p.grad = None
-    for part, buffers in modules:
+    for part, buffers, _ in modules:
         part._buffers = {name: None if b is None else b.clone() for name, b in buffers.items()}
     try:
-        with same_random_numbers(parameters[0][0].device if parameters else torch.device("cpu")), restored_modes(model):
+        with same_random_numbers(parameters[0][0].device if parameters else torch.device("cpu")):
             yield
     finally:
-        for part, buffers in modules:
-            part._buffers = buffers
+        for part, buffers, training in modules:
+            part._buffers, part.training = buffers, training
         with torch.no_grad():
             for p, value, gradient in parameters:
                 p.copy_(value)  # in place: compiled code may know its address
@@ -358,12 +321,11 @@ def check_shift_of_rows(batches: Iterable[Batch]) -> Result:
 
 
 def equal_share(inputs: Tensor, targets: Tensor, distance: int) -> Tensor:
-    """Share of the targets of each row that equal the input `distance` positions before, (B,); 0 for too few."""
-    size = targets.shape[1]
-    asked = targets[:, max(distance, 0) : size + min(distance, 0)]
+    """Share of the targets of each row, or of 8, that equal the input `distance` positions before, (B,)."""
+    size, counted = targets.shape[1], targets >= 0
+    asked, kept = (x[:, max(distance, 0) : size + min(distance, 0)] for x in (targets, counted))
     given = inputs[:, max(-distance, 0) : size - max(distance, 0)]
-    compared = (asked >= 0).sum(1)
-    return (compared >= MIN_COMPARED) * ((asked == given) & (asked >= 0)).sum(1) / compared.clamp(min=1)
+    return ((asked == given) & kept).sum(1) / kept.sum(1).clamp(min=MIN_COMPARED)
 
 
 def check_overlap(train: Tensor | None, validation: Tensor | None) -> Result:

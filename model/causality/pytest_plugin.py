@@ -5,7 +5,6 @@ library until a test uses the fixture.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -29,10 +28,6 @@ def assert_causal() -> Callable[..., None]:
     default.
     """
 
-    def assert_causal(model: Callable[..., Any], **arguments: Any) -> None:
-        __tracebackhide__ = True  # the failure is shown at the line of the test
-        from tril.model.causality import assert_causal
-
-        assert_causal(model, **arguments)
+    from tril.model.causality import assert_causal
 
     return assert_causal

@@ -11,15 +11,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from tril.model.causality.claims import Claim, Result, largest_change, once
+from tril.model.causality.claims import Claim, Result, largest_change, locate, once
 from tril.model.causality.model import FIRST_SEED, Model, ModelError, one_line
-from tril.model.causality.place import locate
 from tril.model.causality.texts import Texts
 
-EPS, EPS64, LOW_EPS = (torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64, torch.bfloat16))
+EPS, LOW_EPS = torch.finfo(torch.float32).eps, torch.finfo(torch.bfloat16).eps
 COARSE, LOW_COARSE = 1e-3, 0.1  # of the largest output: two computations of one function never differ by more
 ROUNDING64 = 1e-11  # of the largest output, in float64
-EXACT_UNITS, UNITS = 16, 64  # in the last place of the largest output: what may be rounding, without float64
+UNITS, LOW_UNITS = 64, 2  # in the last place of the largest output: what may be rounding, without float64
 SLACK, MAX_NOISE = 4, 1e-4  # times the difference of two runs; of the largest output, where they are not repeatable
 BATCH_SIZES = (2, 5, 1, 8, 3, 16)  # taken in turn; a leak may depend on the batch size
 MAX_OUTPUTS = 1 << 25  # elements in memory at once: 0.13 GB of float32
@@ -29,26 +28,17 @@ class State:
     """A model in one state of its weights, mode and precision, and the claims about it.
 
     Args:
-        exact: hidden tokens do not even change the rounding.
+        exact: hidden tokens have not changed the rounding yet. Those of a model that is `exact` never do.
         bound: how far two computations may differ, as a share of the largest output, and at most COARSE; None: float64
             decides.
         seed: of the positions.
-        repeat: a second run is compared now.
 
     Raises:
         ModelError: the model raises an exception, or its outputs are not finite.
     """
 
     def __init__(
-        self,
-        name: str,
-        model: Model,
-        texts: Texts,
-        *,
-        exact: bool = False,
-        bound: float | None = None,
-        seed: int = 0,
-        repeat: bool = False,
+        self, name: str, model: Model, texts: Texts, *, exact: bool = False, bound: float | None = None, seed: int = 0
     ) -> None:
         self.name, self.model, self.texts, self.exact, self.bound = name, model, texts, exact, bound
         self.generator = torch.Generator().manual_seed(seed)
@@ -57,14 +47,13 @@ class State:
         outputs, self.scale, self.stochastic = model.measure(self.ids)
         # of `ids`, for the first claim about them
         self.base: Callable[[Model], Tensor] | None = lambda model: outputs if model is self.model else model(self.ids)
-        if repeat:
-            self.repeated = largest_change(model(self.ids), outputs).max().item()
 
     @functools.cached_property
     @torch.no_grad()
     def repeated(self) -> float:
         """Largest difference of two runs of the same input."""
-        return largest_change(self.model(self.ids), self.model(self.ids)).max().item()
+        base = self.base or once(self.ids)
+        return largest_change(self.model(self.ids), base(self.model)).max().item()
 
     @functools.cached_property
     @torch.no_grad()
@@ -86,20 +75,21 @@ class State:
             return None, one_line(error.__cause__ or error)
         return twin, ""
 
-    def limit(self, claim: Claim, size: float) -> tuple[float, bool]:
-        """How far the outputs of a claim may differ, and whether float64 decides about less."""
-        model, noise = self.model, SLACK * self.repeated if size else 0.0
-        units = EXACT_UNITS * self.scale * (EPS64 if model.precision == "64-true" else EPS)
-        coarse = (LOW_COARSE if model.is_low else COARSE) * self.scale
-        if self.exact and claim.visible is not None:
-            if model.is_low or self.bound is not None:  # nothing decides about a model that is exact as far as is known
-                few = 2 * LOW_EPS * self.mixes_rows if model.is_low else UNITS * EPS
-                return max(noise, 0.0 if model.exact or not size else few * self.scale), False
-            if not size <= units:
-                return noise, False
-        if self.bound is not None:
-            return min(max(self.bound * self.scale, noise), coarse), False
-        return (ROUNDING64 * self.scale, False) if model.precision == "64-true" else (coarse, size > 0)
+    def limit(self, claim: Claim) -> float:
+        """How far the outputs of a claim may differ, of the largest output, apart from what two runs differ by.
+
+        Hidden tokens change nothing in an exact model, and at most a few units in the last place where they have
+        changed nothing yet; in a low precision, only in models whose rows do so. Any two computations differ by the
+        rounding of float64, or in another precision by the bound.
+        """
+        model = self.model
+        if claim.visible is not None and model.exact:
+            return 0.0
+        if model.precision == "64-true":
+            return ROUNDING64
+        if claim.visible is not None and self.exact:
+            return LOW_UNITS * LOW_EPS * self.mixes_rows if model.is_low else UNITS * EPS
+        return min(torch.inf if self.bound is None else self.bound, LOW_COARSE if model.is_low else COARSE)
 
     def judge(self, claims: Iterable[Claim], in_time: Callable[[], bool] = lambda: True) -> Result | None:
         """One result for claims of one kind, up to the first that fails or while there is time; None without claims.
@@ -107,7 +97,7 @@ class State:
         Differences within the limit may be rounding: of the claim with the largest one, float64 decides. A claim that
         the model cannot compute is left out, such as one about a length that it does not take.
         """
-        worst: tuple[Claim, Tensor, float] | None = None
+        worst: tuple[Claim, Tensor, float, float] | None = None
         tested, self.left_out = 0, ""
         for claim in claims:
             if not in_time():
@@ -122,15 +112,16 @@ class State:
                 continue
             tested += change.numel() if claim.compared is None else int(claim.compared.sum())
             size = change.max().item()
+            bound = max(self.limit(claim) * self.scale, SLACK * self.repeated) if size else 0.0
             if worst is None or not size <= worst[2]:
-                worst = claim, change, size
-            if not size <= self.limit(claim, size)[0]:
+                worst = claim, change, size, bound
+            if not size <= bound:
                 break
         if worst is None:
             return None
-        (claim, change, size), model, undecided = worst, self.model, ""
-        bound, precise = self.limit(claim, size)
-        if precise and size <= bound:
+        (claim, change, size, bound), model, undecided = worst, self.model, ""
+        precise = 0 < size <= bound and self.bound is None and model.precision != "64-true"
+        if precise and self.limit(claim) > 0:
             twin, reason = self.twin
             if twin is None:
                 bound = min(bound, UNITS * (LOW_EPS if model.is_low else EPS) * self.scale)
@@ -172,35 +163,40 @@ class State:
         visible, whole = self.model.visible(length) if visible is None else visible, False
         queries = queries[torch.randperm(len(queries), generator=self.generator)]  # rows may leak in any direction
         while len(queries):
-            size = self.batch(length, len(queries) + (not whole))
+            size, row = self.batch(length, len(queries) + (not whole)), None
             n_queries = size - 1 if not whole and size > 1 else size
             chosen, queries = queries[:n_queries].repeat(size)[:size].roll(self.turn), queries[n_queries:]
-            kept, compared = visible[chosen], ~(visible[None] & ~visible[chosen][:, None]).any(-1)  # (B, T) each
             if n_queries < size and not whole:
                 row, whole = (self.turn - 1) % size, True
-                kept[row], compared[row] = False, False
-            ids, base, self.base = self.ids, self.base, None
-            if base is None or ids.shape != (size, length):
-                ids, base = self.texts.draw(size, length), None
-            yield self.hidden(ids, torch.where(kept, ids, self.texts.other(ids)), compared, visible, check, base)
+            base, self.base = self.base, None
+            if base is None or self.ids.shape != (size, length):
+                yield self.hidden(self.texts.draw(size, length), chosen, visible, row=row, check=check)
+            else:
+                claim = self.hidden(self.ids, chosen, visible, row=row, check=check)
+                yield claim._replace(base=base, seed=FIRST_SEED)
 
     def hidden(
         self,
         ids: Tensor,
-        other: Tensor,
-        compared: Tensor,
+        queries: Tensor,
         visible: Tensor,
+        *,
+        other: Tensor | None = None,
+        row: int | None = None,
         check: str = "future",
-        base: Callable[[Model], Tensor] | None = None,
     ) -> Claim:
-        """A claim about tokens that the compared outputs do not see, with random numbers of its own.
+        """The tokens that the query of each row (B,) does not see are replaced, with random numbers of its own.
 
         Args:
-            base: None: it is computed.
+            other: what replaces them, (B, T); None: other texts.
+            row: that is replaced as a whole.
         """
-        self.seed += base is None
-        seed = self.seed if base is None else FIRST_SEED
-        return Claim(check, ids, base or once(ids, seed), other, compared, visible, seed=seed)
+        kept, compared = visible[queries], ~(visible[None] & ~visible[queries][:, None]).any(-1)  # (B, T) each
+        if row is not None:
+            kept[row], compared[row] = False, False
+        other = torch.where(kept, ids, self.texts.other(ids) if other is None else other)
+        self.seed += 1
+        return Claim(check, ids, once(ids, self.seed), other, compared, visible, seed=self.seed)
 
     def every_id(self, *, pairs: bool = False) -> Iterator[Claim]:
         """No id opens a leak: each is once before, at and behind the end of what an output sees.
@@ -218,12 +214,10 @@ class State:
         else:
             query, (ids, other) = 1, (torch.stack([draw(n) for _ in range(length)], 1) for _ in range(2))  # (V, 3)
         other = torch.where(other == ids, (ids + 1) % n, other)
-        visible = self.model.visible(length)
-        kept, compared = visible[query], ~(visible & ~visible[query]).any(-1)
-        size = min(512, self.fitting(length))
-        for rows, others in zip(ids.split(size), other.split(size), strict=True):
-            if not kept.all():
-                yield self.hidden(rows, torch.where(kept, rows, others), compared.expand(rows.shape), visible)
+        visible, size = self.model.visible(length), min(512, self.fitting(length))
+        if not visible[query].all():
+            for rows, others in zip(ids.split(size), other.split(size), strict=True):
+                yield self.hidden(rows, torch.full((len(rows),), query), visible, other=others)
 
     def repeatable(self) -> Result:
         """Two runs of one input agree, up to the noise of kernels that add in another order each time."""
@@ -246,21 +240,15 @@ class State:
                 says = f"changes if the text ends after {end} instead of {length} tokens"
                 yield Claim("equal", ids, base, ids[:, :end], compared, says=says)
 
-    def computed(self, ids: Tensor, ways: Sequence[str]) -> Iterator[Claim]:
-        """Texts have the same outputs in each of these ways, where a way computes them.
+    def computed(self, ids: Tensor, ways: Sequence[str] | None = None) -> Iterator[Claim]:
+        """Texts have the same outputs in each of these ways; None: in each way of the model.
 
         The full pass is the same for all, since another one might reset a cache that a way leaves behind.
         """
         base = once(ids)
-        for name in ways:
+        for name in self.model.ways if ways is None else ways:
             other = lambda model, name=name: model(ids, way=model.ways[name])  # noqa: E731
             yield Claim("equal", ids, base, other, says=f"differs: {name}")
-
-    def many(self, rows: int, length: int) -> Iterator[Claim]:
-        """`replaced` at the middle of a batch of many texts."""
-        visible, ids = self.model.visible(length), self.texts.draw(rows, length)
-        kept, compared = visible[length // 2], ~(visible & ~visible[length // 2]).any(-1)
-        yield self.hidden(ids, torch.where(kept, ids, self.texts.other(ids)), compared.expand(ids.shape), visible)
 
 
 def positions_in_order(length: int, generator: torch.Generator) -> list[int]:

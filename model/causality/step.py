@@ -10,13 +10,13 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tril.model.causality.certificate import Certificate
-from tril.model.causality.claims import Result
+from tril.model.causality.claims import Claim, Result, once
 from tril.model.causality.gpt import REFERENCE, reference_of, with_ways
-from tril.model.causality.gradients import check_hidden, measure_gradients
-from tril.model.causality.loss import Batch, Losses, check_logits, check_shift, model_of_inputs, model_of_targets
+from tril.model.causality.gradients import measure_gradients
+from tril.model.causality.loss import SUM_ROUNDING, Batch, Losses, check_shift, model_of_losses
 from tril.model.causality.model import Model, randomize, visible_by_windows, with_some_logits
 from tril.model.causality.state import State
 from tril.model.causality.texts import Texts
@@ -27,7 +27,6 @@ from tril.model.masks import document_options
 # Texts whose hidden tokens are replaced, and outputs with gradients; about a second for a model of 10 M parameters.
 ROWS, QUERIES = 8, 2
 MAX_FLOPS = 2e10  # of a pass; decoding with a larger model would take a minute
-MAX_STEPS = 64  # a longer context is decoded in few chunks
 BACKWARD_TOKENS = 64
 GRADIENT_ROUNDING, LOW_ROUNDING = 1e-2, 0.1  # of the largest gradient, where CUDA may round to TF32, and in bf16
 MAX_BATCHES = 4  # of each part of the text, whose targets are looked for among their inputs
@@ -58,27 +57,16 @@ class Step:
         """Not compiled: a compiled loss in bf16 rounds more than a small leak."""
         return self.gpt.nll(inputs, targets, **document_options(inputs, self.document_eot))
 
-    @property
-    def weights_precision(self) -> str:
-        """Of the model without autocast."""
-        return self.precision if self.precision.endswith("-true") else "32-true"
-
     def model(self, precision: str) -> Model:
         """The model; of a large vocabulary with some of its logits, since the losses depend on all of them."""
         config, device = self.gpt.config, self.gpt.embed.weight.device
         sizes = (config.vocab_size, config.context_length, visible_by_windows)
         return with_some_logits(with_ways(Model("model", self.gpt, *sizes, device=device, precision=precision)))
 
-    def state(self, model: Model, name: str, seed: int, *, repeat: bool = True) -> State:
+    def state(self, model: Model, name: str, seed: int, bound: float = torch.inf) -> State:
         """The seed is that of texts and positions."""
         texts = Texts(model.vocab_size, () if self.document_eot is None else (self.document_eot,), seed=seed)
-        return State(name, model, texts, exact=True, bound=torch.inf, seed=seed, repeat=repeat)
-
-
-def check_step(certificate: Certificate, step: Step) -> None:
-    """All checks of the short certificate but that of the windows."""
-    check_weights(certificate, step, ROWS, 0)
-    check_plain(certificate, step)
+        return State(name, model, texts, exact=True, bound=bound, seed=seed)
 
 
 def check_weights(certificate: Certificate, step: Step, rows: int, seed: int) -> None:
@@ -94,17 +82,17 @@ def check_weights(certificate: Certificate, step: Step, rows: int, seed: int) ->
     certificate.add(state.repeatable())
     certificate.judge(state, state.future(length, rows))
     if (found := measure_gradients(state, length, QUERIES)) is not None:
-        certificate.add(check_hidden(state, found))
+        certificate.add(found.hidden)
     step.gpt.train()
     visible = model.visible if step.document_eot is None else visible_by_windows  # an end of text changes positions
     for length in step.lengths:
         windows = step.batch_size * step.gpt.config.context_length // length
         targets = torch.randint(model.vocab_size, (windows, length), generator=torch.Generator().manual_seed(0))
-        of_inputs = model_of_inputs(model, step.losses, targets.to(model.device))
+        targets = targets.to(model.device)
+        of_inputs = model_of_losses(model, lambda ids, targets=targets: step.losses(ids, targets), windows)
         of_inputs = replace(of_inputs, visible=visible, context_length=length)
-        is_longest = length == max(step.lengths)
-        state = step.state(of_inputs, f"loss precision={step.precision}", seed, repeat=is_longest)
-        if is_longest:
+        state = step.state(of_inputs, f"loss precision={step.precision}", seed)
+        if length == max(step.lengths):
             certificate.add(state.repeatable())
         certificate.judge(state, state.future(length, max(rows, windows)))
 
@@ -115,20 +103,23 @@ def check_plain(certificate: Certificate, step: Step) -> None:
     Decoding, other lengths and packed documents give the outputs of a full pass.
     """
     gpt, length = step.gpt.eval(), step.gpt.config.context_length
-    precision = step.weights_precision
-    state = step.state(step.model(precision), f"model precision={precision}", 0, repeat=False)
+    precision = step.precision if step.precision.endswith("-true") else "32-true"  # without autocast
+    state = step.state(step.model(precision), f"model precision={precision}", 0)
     targets = torch.randint(gpt.config.vocab_size, state.ids.shape, generator=state.generator)
     ids, targets = state.ids.to(state.model.device), targets.to(state.model.device)
     options = document_options(ids, step.document_eot)
-    of_targets = model_of_targets(state.model, step.plain_losses, ids, targets)
     documents = replace(state.model, call=lambda gpt, ids: gpt(ids, **options), some_logits=False)
+    of_targets = model_of_losses(state.model, lambda y: step.plain_losses(ids, y), len(ids), "target")
+    of_logits = lambda _: nn.functional.cross_entropy(documents(ids).mT, targets, reduction="none")[..., None]  # noqa: E731
+    says = "differs from -ln softmax of the logits of its inputs"
     for training in (False, True):
         gpt.train(training)
         name = f"loss mode={'training' if training else 'evaluation'}"
-        certificate.add(check_logits(of_targets, targets, documents(ids), name))
+        losses = step.state(of_targets, name, 0, SUM_ROUNDING)
+        certificate.judge(losses, [Claim("targets", targets, once(targets), of_logits, says=says)])
     if 2 * gpt.n_parameters() * length <= MAX_FLOPS:
         gpt.eval()
-        names = [REFERENCE, f"{'single tokens' if length <= MAX_STEPS else 'chunks'} with the cache"]
+        names = [REFERENCE, "chunks with the cache"]
         names += [] if step.document_eot is None else ["a document behind another one"]
         certificate.judge(state, state.computed(ids, [name for name in names if name in state.model.ways]))
         certificate.judge(state, state.cut(ids, [n for n in (length * share // 8 for share in (7, 4, 2, 1)) if n]))
@@ -173,6 +164,8 @@ def check_stored_step(certificate: Certificate, gpt: GPT, checkpoint: Checkpoint
     """
     document_eot = checkpoint.data.get("eot_id") if checkpoint.settings.get("data.document_mask") else None
     step = Step(gpt, lambda x, y: step.plain_losses(x, y), "32-true", 2, [gpt.config.context_length], document_eot)
-    check_step(certificate, step)
-    randomize(gpt, torch.Generator(gpt.embed.weight.device).manual_seed(0))
-    check_step(certificate, step)
+    for weights in ("own", "random"):
+        if weights == "random":
+            randomize(gpt, torch.Generator(gpt.embed.weight.device).manual_seed(0))
+        check_weights(certificate, step, ROWS, 0)
+        check_plain(certificate, step)

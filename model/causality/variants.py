@@ -1,7 +1,7 @@
 """The other states in which a model is certified: other weights, modes, precisions and arguments of the same module."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -19,19 +19,14 @@ class Variant(NamedTuple):
 
     Attributes:
         name: in words.
-        change: model -> a changed copy of it; None where the model has no such state.
-        sharp: the weights are so large that they amplify rounding.
-        ways: with the other ways to compute the outputs.
-        thorough: with these, at every length, with gradients and with the receptive field.
-        rest: tested only with what is left of the budget.
+        change: model -> a changed copy of it.
+        thorough: with the other ways to compute the outputs, at every length, with gradients and with the receptive
+            field.
     """
 
     name: str
-    change: Callable[[Model], Model | None]
-    sharp: bool = False
-    ways: bool = False
+    change: Callable[[Model], Model]
     thorough: bool = False
-    rest: bool = False
 
 
 OWN = Variant("weights=own", lambda model: model, thorough=True)
@@ -43,8 +38,9 @@ def module_variants(model: Model) -> Iterator[Variant]:
         return
     yield Variant("weights=random", random_weights, thorough=True)
     yield Variant("mode=training", lambda model: model.changed(nn.Module.train))
-    yield Variant("weights=large", lambda model: model.changed(lambda m: redrawn(m, SHARPENING)), sharp=True)
-    yield Variant("buffers=1 for 0", filled_buffers)
+    yield Variant("weights=large", lambda model: model.changed(lambda m: redrawn(m, SHARPENING)))
+    if empty := [name for name, b in model.module.named_buffers() if b.is_floating_point() and not b.any()]:
+        yield Variant("buffers=1 for 0", lambda model: model.changed(lambda m: filled(m, empty)))
     yield Variant("mode=with gradients", lambda model: replace(model, grad_mode="grad"))
     yield Variant("mode=inference", lambda model: replace(model, grad_mode="inference"))
     for precision in ("bf16-mixed", "16-mixed"):
@@ -52,15 +48,20 @@ def module_variants(model: Model) -> Iterator[Variant]:
     for precision, dtype in (("bf16-true", torch.bfloat16), ("16-true", torch.float16)):
         change = lambda model, p=precision, d=dtype: model.changed(lambda m: m.to(d), precision=p)  # noqa: E731
         yield Variant(f"precision={precision}", change)
-    # What all of these hold constant
-    yield Variant("weights=heavy-tailed", lambda model: model.changed(with_outliers), sharp=True, rest=True)
+
+
+def further_variants(model: Model) -> Iterator[Variant]:
+    """Variants of any module in what the others hold constant; none of a function."""
+    if model.module is None:
+        return
+    yield Variant("weights=heavy-tailed", lambda model: model.changed(with_outliers))
     for name, call in model.calls.items():
-        yield Variant(name, lambda model, call=call: replace(model, call=call, ways={}), rest=True)
+        yield Variant(name, lambda model, call=call: replace(model, call=call))
     if hasattr(model.module, "gradient_checkpointing_enable"):
-        yield Variant("mode=gradient checkpointing", lambda model: model.changed(checkpointed), rest=True)
-    yield Variant("threads=1 more", lambda model: replace(model, call=with_another_thread(model.call)), rest=True)
+        yield Variant("mode=gradient checkpointing", lambda model: model.changed(checkpointed))
+    yield Variant("threads=1 more", lambda model: replace(model, call=with_another_thread(model.call)))
     short = lambda model: model.changed(context_length=min(3, model.context_length))  # noqa: E731
-    yield Variant("a fresh copy with a short text", short, rest=True)
+    yield Variant("a fresh copy with a short text", short)
 
 
 def redrawn(module: nn.Module, scale: float = 1.0) -> nn.Module:
@@ -78,17 +79,11 @@ def random_weights(model: Model) -> Model:
     return random
 
 
-def filled_buffers(model: Model) -> Model | None:
+def filled(module: nn.Module, buffers: Sequence[str]) -> nn.Module:
     """A factor that is still 0 hides what it is multiplied with."""
-    assert model.module is not None
-    empty = [name for name, b in model.module.named_buffers() if b.is_floating_point() and not b.any()]
-
-    def fill(module: nn.Module) -> nn.Module:
-        for name in empty:
-            module.get_buffer(name).fill_(1.0)
-        return module
-
-    return model.changed(fill) if empty else None
+    for name in buffers:
+        module.get_buffer(name).fill_(1.0)
+    return module
 
 
 @torch.no_grad()

@@ -5,15 +5,13 @@ from typing import Any
 
 import torch
 from lightning import Callback, Trainer
-from tqdm import tqdm
 
-from tril.data.cache import PROGRESS
 from tril.model.atomic_files import write_json
 from tril.model.causality.certificate import Certificate
 from tril.model.causality.claims import Result
-from tril.model.causality.loss import restored, restored_modes
+from tril.model.causality.loss import restored
 from tril.model.causality.model import randomize
-from tril.model.causality.step import ROWS, Step, check_step, check_weights, check_windows
+from tril.model.causality.step import ROWS, Step, check_plain, check_weights, check_windows
 from tril.model.training.module import TrainingModule
 from tril.model.training.settings import RunRefused
 
@@ -44,7 +42,7 @@ class CausalityCheck(Callback):
         if pl_module.payload.get("certificate") is None:
             self.certificate = certify(pl_module, trainer)
             self.before = self.certificate.results
-            self._report(self.certificate, trainer, pl_module)
+            self._report(self.certificate, trainer, pl_module, None)
 
     def on_validation_end(self, trainer: Trainer, pl_module: TrainingModule) -> None:
         """Tests the trained weights."""
@@ -52,21 +50,14 @@ class CausalityCheck(Callback):
             return
         is_last = trainer.should_stop or trainer.global_step >= trainer.max_steps
         step, later = step_of(pl_module, trainer), Certificate("")
-        with later.running(), restored_modes(pl_module):
+        with later.running():
             check_weights(later, step, ROWS if is_last else min(ROWS, step.batch_size), trainer.global_step)
+        pl_module.eval()  # as Lightning has it at a validation, after which it restores all modes
         self.certificate.results = self.before + later.results
         self.certificate.seconds += later.seconds
-        self._report(self.certificate, trainer, pl_module, step=trainer.global_step, quiet=later.passed)
+        self._report(self.certificate, trainer, pl_module, trainer.global_step)
 
-    def _report(
-        self,
-        certificate: Certificate,
-        trainer: Trainer,
-        pl_module: TrainingModule,
-        *,
-        step: int | None = None,
-        quiet: bool = False,
-    ) -> None:
+    def _report(self, certificate: Certificate, trainer: Trainer, pl_module: TrainingModule, step: int | None) -> None:
         """Keeps the result; raises RunRefused if the model leaks and may not.
 
         Args:
@@ -74,24 +65,18 @@ class CausalityCheck(Callback):
         """
         tested: dict[str, Any] = {"certified_at_step": step}
         summary = pl_module.payload["certificate"] = certificate.summary() | tested
+        n_checks, failed = len(certificate.results), summary["failed"]
         if trainer.is_global_zero:
             write_json(self.path, certificate.to_dict() | tested)
-            if not quiet:
-                print(certificate.line(), flush=True)
-        if not certificate.passed and not self.allow_leak:
-            fails = f"fails ({summary['failed'][0]}), so the losses of this model would be false"
+            if failed or step is None:
+                says = (
+                    f"FAILS: {failed[0]}" if failed else f"certified in {certificate.seconds:.1f} s ({n_checks} checks)"
+                )
+                print(f"causal  {says}", flush=True)
+        if failed and not self.allow_leak:
+            fails = f"fails ({failed[0]}), so the losses of this model would be false"
             remedy = f"see {self.path}, or set causality.allow_leak=true to train it anyway"
             raise RunRefused(f"the causality certificate {fails}; {remedy}")
-
-
-class Counted(Certificate):
-    """A certificate that counts its results on a progress bar."""
-
-    bar = tqdm(disable=True)
-
-    def add(self, result: Result) -> None:
-        self.bar.update()
-        super().add(result)
 
 
 def step_of(module: TrainingModule, trainer: Trainer) -> Step:
@@ -103,10 +88,10 @@ def step_of(module: TrainingModule, trainer: Trainer) -> Step:
 def certify(module: TrainingModule, trainer: Trainer) -> Certificate:
     """All checks with random weights, of the model, of the loss and of the windows; the weights are the same after."""
     step, data = step_of(module, trainer), trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue] set by fit
-    certificate, device = Counted("the loss of a training step, and its model"), module.model.embed.weight.device
-    certificate.bar = tqdm(desc="causality", unit=" checks", **PROGRESS)
-    with certificate.bar, certificate.running(), restored(module.model):
+    certificate, device = Certificate("the loss of a training step, and its model"), module.model.embed.weight.device
+    with certificate.running(), restored(module.model):
         randomize(module.model, torch.Generator(device).manual_seed(0))
-        check_step(certificate, step)
+        check_weights(certificate, step, ROWS, 0)
+        check_plain(certificate, step)
         check_windows(certificate, data.windows_of, step)
     return certificate
