@@ -19,7 +19,7 @@ from tril.data.cache import PROGRESS
 from tril.model.causality.claims import Claim, Result, largest_change, once
 from tril.model.causality.gpt import subject_of
 from tril.model.causality.gradients import check_seen, measure_gradients
-from tril.model.causality.model import Model, ModelError, one_line, with_some_logits
+from tril.model.causality.model import SOME_LOGITS, Model, ModelError, one_line
 from tril.model.causality.state import State, positions_in_order
 from tril.model.causality.texts import SAMPLE, Texts
 from tril.model.causality.variants import OWN, Variant, further_variants, module_variants
@@ -191,11 +191,11 @@ def certify_model(
     began = time.perf_counter()
     with certificate.running():
         model = within_reach(certificate, model)
-        if (some := with_some_logits(model)) is not model:
+        if model.vocab_size > 2 * SOME_LOGITS:
             state = State(OWN.name, model, texts)
             certificate.judge(state, state.future(model.context_length, ROWS))
-            certificate.note(f"all {model.vocab_size:,} logits were tested with {OWN.name}, {some.n_logits} otherwise")
-            model = some
+            certificate.note(f"all {model.vocab_size:,} logits were tested with {OWN.name}, {SOME_LOGITS} otherwise")
+            model = replace(model, some_logits=True)
         fresh, states = None if model.module is None else model.changed(), []
         for variant in (OWN, *variants):
             if (state := begin(certificate, variant, model, texts)) is not None:
@@ -240,22 +240,14 @@ def begin(certificate: Certificate, variant: Variant, model: Model, texts: Texts
         says = error if isinstance(error, ModelError) else one_line(error)
         certificate.note(f"{variant.name} is left out, where {says}", undecided=model.exact)  # ours has all its states
         return None
-    if variant.name == "weights=random" and same_outputs(model, changed):
-        says = "a copy with other weights has the same outputs: its states test the original"
-        certificate.note(says, undecided=True)
-        return None
+    trained = model.module is not None and any(p.requires_grad for p in model.module.parameters())
+    if variant.name == "weights=random" and trained:
+        own, random = (m(state.ids).cpu().double() for m in (model, changed))  # MPS has no float64
+        if not largest_change(own, random).max() > 1e-9 * state.scale:  # as where a closure calls the original
+            says = "a copy with other weights has the same outputs: its states test the original"
+            certificate.note(says, undecided=True)
+            return None
     return state
-
-
-@torch.no_grad()
-def same_outputs(own: Model, random: Model) -> bool:
-    """Whether a copy with other weights has unchanged outputs, as where a closure calls the original."""
-    if own.module is None or not any(p.requires_grad for p in own.module.parameters()):
-        return False
-    ids = (torch.arange(own.context_length)[None] % own.vocab_size).repeat(own.batch_size or 2, 1)
-    outputs = own(ids).cpu().double()  # MPS has no float64
-    change = largest_change(outputs, random(ids).cpu().double()).max()
-    return not change > 1e-9 * outputs[outputs.isfinite()].abs().max()
 
 
 def check_always(certificate: Certificate, state: State, variant: Variant) -> None:
@@ -264,13 +256,12 @@ def check_always(certificate: Certificate, state: State, variant: Variant) -> No
     middle, rows = min(ODD_LENGTH, longest), OWN_ROWS if own else ROWS
     if own:
         certificate.add(state.repeatable())
-        certificate.judge(state, state.alone())
     for length in dict.fromkeys((longest, middle)):
         certificate.judge(state, state.future(length, rows))
     if variant.thorough:
-        lengths = {*range(1, EVERY_LENGTH), longest // 3, longest // 2, (longest - 1) // 32 * 32, longest - 1}
-        text = state.texts.draw(model.batch_size or 1, longest)
-        certificate.judge(state, state.cut(text, sorted((n for n in lengths if 1 <= n < longest), reverse=True)))
+        lengths = {*range(1, EVERY_LENGTH), longest // 3, longest // 2, (longest - 1) // 32 * 32, longest - 1, longest}
+        text = state.texts.draw(model.batch_size or 2, longest)
+        certificate.judge(state, state.cut(text, sorted((n for n in lengths if 1 <= n <= longest), reverse=True)))
     for length in {middle, longest} if own else {middle}:
         certificate.judge(state, state.computed(state.texts.draw(model.batch_size or 3, length)))
     if not variant.thorough:
@@ -300,7 +291,7 @@ def more_claims(
         yield share, state, state.every_id()
         if not in_time(share):
             certificate.note(f"not every id was tested as one that opens a leak, with {state.name}")
-        text = state.texts.draw(state.model.batch_size or 1, longest)
+        text = state.texts.draw(state.model.batch_size or 2, longest)
         yield share + 0.05, state, state.cut(text, [n for n in order if n >= EVERY_LENGTH])
     for variant in further_variants(own.model):
         if in_time(0.5) and (state := begin(certificate, variant, own.model, own.texts)) is not None:

@@ -43,9 +43,9 @@ def with_ways(model: Model, *, default_visibility: bool = True) -> Model:
     gpt = model.function
     config: GPTConfig = gpt.config
     ways: dict[str, Way] = {
-        "left padding": lambda model, ids: _behind(model, ids, lambda visible: visible[:, None, None]),
-        "a document behind another one": lambda model, ids: _behind(
-            model, ids, lambda document: document[:, None, :, None] == document[:, None, None, :]
+        "left padding": functools.partial(_behind, mask=lambda visible: visible[:, None, None]),
+        "a document behind another one": functools.partial(
+            _behind, mask=lambda document: document[:, None, :, None] == document[:, None, None, :]
         ),
         REFERENCE: _by_reference,
     }
@@ -86,21 +86,18 @@ def _visible(definition: Callable[..., Tensor], length: int, n_layers: int, wind
     return visible.tril()
 
 
-def _decode(model: Model, ids: Tensor, *, last_only: bool = False) -> Tensor:
+def _decode(gpt: Any, ids: Tensor, *, last_only: bool = False) -> Tensor:
     """The outputs of chunks with the cache, or the last one of each, as generation computes it; nan for the others."""
-    gpt, outputs = model.function, []
-    cache = gpt.new_cache(len(ids), ids.shape[1])
+    outputs, cache = [], gpt.new_cache(len(ids), ids.shape[1])
     for part in ids.split(chunks(ids.shape[1]), 1):
-        last = gpt.logits(gpt.hidden(part, cache=cache, last_only=True)) if last_only else None  # (B, 1, V)
-        logits = gpt(part, cache=cache) if last is None else last
+        logits = gpt.logits(gpt.hidden(part, cache=cache, last_only=True)) if last_only else gpt(part, cache=cache)
         missing = part.shape[1] - logits.shape[1]
         outputs += [logits.new_full((len(ids), missing, logits.shape[-1]), torch.nan), logits]
     return torch.cat(outputs, dim=1)
 
 
-def _decode_steps(model: Model, ids: Tensor) -> Tensor:
+def _decode_steps(gpt: Any, ids: Tensor) -> Tensor:
     """Most of the text at once, then up to 16 steps of one token whose shapes are always the same."""
-    gpt: Any = model.function
     n_steps = min(STEPS, ids.shape[1])
     prompt, cache = ids[:, : ids.shape[1] - n_steps], gpt.new_cache(len(ids), ids.shape[1])
     parts = [gpt(prompt, cache=cache)] if prompt.numel() else []
@@ -110,18 +107,17 @@ def _decode_steps(model: Model, ids: Tensor) -> Tensor:
     return torch.cat(parts, dim=1)
 
 
-def _by_reference(model: Model, ids: Tensor) -> Tensor:
+def _by_reference(gpt: Any, ids: Tensor) -> Tensor:
     """Kernels of other backends and devices may compute something else without an error."""
-    gpt = reference_of(model.function)
     with torch.autocast("cpu", enabled=False):
-        outputs = gpt(ids.cpu())
-    return outputs.float().to(model.device) if model.device.type == "mps" else outputs.to(model.device)
+        outputs = reference_of(gpt)(ids.cpu())
+    return outputs.float().to(ids.device) if ids.device.type == "mps" else outputs.to(ids.device)
 
 
-def _behind(model: Model, ids: Tensor, mask: Callable[[Tensor], Tensor]) -> Tensor:
+def _behind(gpt: Any, ids: Tensor, mask: Callable[[Tensor], Tensor]) -> Tensor:
     """The outputs behind other tokens; the mask is made from which tokens are of the text, bool (B, T)."""
-    run = lambda ids, visible, positions: model.function(ids, mask=mask(visible), positions=positions)  # noqa: E731
-    return behind_padding(ids, model.vocab_size, run)
+    run = lambda ids, visible, positions: gpt(ids, mask=mask(visible), positions=positions)  # noqa: E731
+    return behind_padding(ids, gpt.config.vocab_size, run)
 
 
 def reference_of(gpt: Any) -> GPT:
@@ -142,16 +138,13 @@ def gpt_variants(
 ) -> Iterator[Variant]:
     """Random and large weights of a GPT in every backend and precision, in evaluation and in training mode."""
     yield Variant("weights=random", random_weights, thorough=True)
-    if not config.n_heads:
-        backends = [config.backend]  # all compute the same
     dropout = dict.fromkeys(("embd_dropout", "attn_dropout", "resid_dropout"), DROPOUT)
     for backend in backends:
         for precision in PRECISIONS:
             change = functools.partial(rebuilt, precision=precision, backend=backend)
             name = f"backend={backend} precision={precision}"
             yield Variant(f"weights=random {name}", change)
-            if config.n_heads:
-                yield Variant(f"weights=large {name}", functools.partial(change, sharp=True))
+            yield Variant(f"weights=large {name}", functools.partial(change, sharp=True))
             rates = dropout | ({} if config.n_heads else {"attn_dropout": 0.0})
             training = functools.partial(change, training=True, **rates)
             yield Variant(f"mode=training dropout={DROPOUT} {name}", training)

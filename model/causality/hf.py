@@ -5,7 +5,6 @@ It is tested with its own attention, cache and masks. The expected windows come 
 
 import functools
 import logging
-import re
 import textwrap
 from dataclasses import replace
 from pathlib import Path
@@ -26,9 +25,6 @@ def hf_model(name: str, *, device: str = "cpu") -> Model:
     config = model.config.get_text_config(decoder=True)
     names = (*CONTEXTS, "seq_length", "max_target_positions")
     sizes = [n for key in names if isinstance(n := getattr(config, key, None), int) and n > 0]  # -1: no limit
-    tables = [m for name, m in model.named_modules() if re.search(r"(^|[._])position_embeddings?$", name)]
-    padded = [t for t in tables if getattr(t, "padding_idx", None) is not None]  # positions begin behind, as in RoBERTa
-    sizes += [table.num_embeddings - table.padding_idx - 1 for table in padded]
     subject = as_model(
         model,
         vocab_size=config.vocab_size,
@@ -79,12 +75,8 @@ def load(name: str) -> Any:
 
         quiet()
         path = Path(name)
-        is_local = path.exists() or name.endswith(".json") or not re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", name)
-        # trust_remote_code=None would ask on the terminal
-        options: dict[str, Any] = {"local_files_only": is_local, "trust_remote_code": False}
+        options: dict[str, Any] = {"trust_remote_code": False}  # None would ask on the terminal
         config: Any = transformers.AutoConfig.from_pretrained(name, **options)
-        if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
-            raise ValueError(f"transformers has no causal language model for model_type={config.model_type}")
         if path.is_file() or path.is_dir() and not any(any(path.glob(pattern)) for pattern in WEIGHTS):
             with torch.random.fork_rng([]):
                 torch.manual_seed(0)

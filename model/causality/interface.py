@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tril.model.causality.model import SOME_LOGITS, Model, ModelError, Way, copied, tensors_in, visible_by_windows
+from tril.model.causality.model import Model, ModelError, Way, copied, tensors_in, visible_by_windows
 
 CACHE = re.compile("cache|past|state")  # an argument that holds earlier keys and values
 PROBE = (2, 7)  # rows and positions of the call that shows which outputs have positions: no usual layout has 7
@@ -93,7 +93,8 @@ def as_model(
     )
     interface = Interface(subject, arguments or {})
     notes = "; ".join(filter(None, (note, interface.untested)))
-    return replace(subject, call=interface.call, ways=interface.ways(), calls=interface.calls(), note=notes)
+    others = {"ways": interface.ways(), "calls": interface.calls()} if subject.module is not None else {}
+    return replace(subject, call=interface.call, note=notes, **others)
 
 
 class Interface:
@@ -116,7 +117,7 @@ class Interface:
             after = list(inspect.signature(function if model.module is None else function.forward).parameters.values())[
                 1:
             ]
-        self.name, self.vocab_size, self.is_module = model.name, model.vocab_size, model.module is not None
+        self.name, self.vocab_size = model.name, model.vocab_size
         self.names = [p.name for p in after if p.name not in arguments]
         self.cache = next((n for n in self.names if CACHE.search(n) and not n.startswith(("use", "out"))), "")
         self.needs: dict[str, Callable[[Tensor], Any]] = {}
@@ -145,12 +146,12 @@ class Interface:
         """The output of a short call; None if it raises, which the full context explains."""
         outputs: list[Any] = [None]
 
-        def keep(model: Model, ids: Tensor) -> Tensor:
-            outputs.append(self.output(model.function, ids))
+        def keep(function: Callable[..., Any], ids: Tensor) -> Tensor:
+            outputs.append(self.output(function, ids))
             return torch.zeros(1)
 
+        length = min(PROBE[1], model.context_length)
         with torch.no_grad(), contextlib.suppress(ModelError):
-            length = min(PROBE[1], model.context_length)
             model(torch.zeros(model.batch_size or PROBE[0], length, dtype=torch.long), way=keep)
         return outputs[-1]
 
@@ -165,75 +166,63 @@ class Interface:
         return torch.cat([self.logits(output, ids), *others], dim=-1)
 
     def logits(self, output: Any, ids: Tensor) -> Tensor:
-        """The logits, if they are floats (B, T, V), or some of them. Raises ModelError."""
+        """The logits, if they are floats (B, T, V). Raises ModelError."""
         logits, shape = logits_in(output), (*ids.shape, self.vocab_size)
-        if isinstance(logits, Tensor) and logits.is_floating_point():
-            if tuple(logits.shape) in (shape, (*ids.shape, SOME_LOGITS)):
-                return logits
+        if isinstance(logits, Tensor) and logits.is_floating_point() and tuple(logits.shape) == shape:
+            return logits
         got = f"{logits.dtype} {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
         needed = f"{self.name} must return floats (B, T, V) = {shape} for ids {tuple(ids.shape)}"
         raise ModelError(f"{needed}, and returned {got}")
 
-    def given(self, function: Callable[..., Any], ids: Tensor, **inputs: Any) -> Tensor:
-        """The logits of a call with further arguments."""
-        return self.logits(self.output(function, ids, **inputs), ids)
+    def with_argument(self, name: str, make: Callable[[Tensor], Any]) -> Way:
+        """The logits of a call with a further argument, made from the ids."""
+        return lambda function, ids: self.logits(self.output(function, ids, **{name: make(ids)}), ids)
 
     def ways(self) -> dict[str, Way]:
         """The other ways to compute the logits that the arguments of a module allow."""
         ways: dict[str, Way] = {}
-        if not self.is_module:
-            return ways
         if self.cache and {"use_cache", "kwargs"} & set(self.names):
             ways["chunks with the cache"] = self.decode
         if "attention_mask" in self.names:
-            ones = lambda model, ids: self.given(model.function, ids, attention_mask=torch.ones_like(ids))  # noqa: E731
-            ways |= {"a mask of ones": ones, "left padding": self.left_padded, "right padding": self.right_padded}
+            ways["a mask of ones"] = self.with_argument("attention_mask", torch.ones_like)
+            ways |= {"left padding": self.left_padded, "right padding": self.right_padded}
         for name in {"targets", "labels"} & set(self.names):
-            shifted = lambda model, ids, name=name: self.given(model.function, ids, **{name: ids.roll(-1, 1)})  # noqa: E731
-            ways[f"given {name}"] = shifted
+            ways[f"given {name}"] = self.with_argument(name, lambda ids: ids.roll(-1, 1))
         return ways
 
-    def calls(self) -> dict[str, Callable[..., Tensor]]:
+    def calls(self) -> dict[str, Way]:
         """Calls of a module with further arguments, in each of which no output may see the future either."""
-        if not self.is_module:
-            return {}
-        made: dict[str, Callable[[Tensor], Any]] = dict.fromkeys(
-            [name for name in self.names if name.startswith(("output_", "use_cache"))], lambda ids: True
-        )
-        if "attention_mask" in self.names:
-            made["attention_mask"] = torch.ones_like
-        if "position_ids" in self.names:  # of two documents
-            half = lambda ids: torch.arange(ids.shape[1], device=ids.device) % max(1, ids.shape[1] // 2)  # noqa: E731
-            made["position_ids"] = lambda ids: half(ids).expand_as(ids)
-        return {
-            f"argument={name}": lambda function, ids, name=name, make=make: self.given(
-                function, ids, **{name: make(ids)}
-            )
-            for name, make in made.items()
+        made: dict[str, Callable[[Tensor], Any]] = {
+            name: lambda ids: True for name in self.names if name.startswith(("output_", "use_cache"))
         }
+        documents = lambda ids: torch.arange(ids.shape[1], device=ids.device) % max(1, ids.shape[1] // 2)  # noqa: E731
+        tensors = {"attention_mask": torch.ones_like, "position_ids": lambda ids: documents(ids).expand_as(ids)}
+        made |= {name: make for name, make in tensors.items() if name in self.names}
+        return {f"argument={name}": self.with_argument(name, make) for name, make in made.items()}
 
-    def decode(self, model: Model, ids: Tensor) -> Tensor:
+    def decode(self, function: Callable[..., Any], ids: Tensor) -> Tensor:
         logits, cache = [], None
         for part in ids.split(chunks(ids.shape[1]), dim=1):
-            output = self.output(model.function, part, use_cache=True, **{self.cache: cache})
+            output = self.output(function, part, use_cache=True, **{self.cache: cache})
             cache = getattr(output, self.cache, None)
             logits.append(self.logits(output, part))
         if cache is None:
             raise ModelError(f"{self.name} returns no {self.cache}")
         return torch.cat(logits, dim=1)
 
-    def left_padded(self, model: Model, ids: Tensor) -> Tensor:
+    def left_padded(self, function: Callable[..., Any], ids: Tensor) -> Tensor:
         def run(ids: Tensor, visible: Tensor, positions: Tensor) -> Tensor:
             inputs = {"attention_mask": visible.long()}
             if "position_ids" in self.names:
                 inputs["position_ids"] = positions + self.first_position * visible
-            return self.given(model.function, ids, **inputs)
+            return self.logits(self.output(function, ids, **inputs), ids)
 
-        return behind_padding(ids, model.vocab_size, run)
+        return behind_padding(ids, self.vocab_size, run)
 
-    def right_padded(self, model: Model, ids: Tensor) -> Tensor:
+    def right_padded(self, function: Callable[..., Any], ids: Tensor) -> Tensor:
         mask = (torch.arange(ids.shape[1], device=ids.device) < max(1, ids.shape[1] // 2)).expand_as(ids)
-        return self.given(model.function, ids, attention_mask=mask.long()).masked_fill(~mask[..., None], torch.nan)
+        run = self.with_argument("attention_mask", lambda ids: mask.long())
+        return run(function, ids).masked_fill(~mask[..., None], torch.nan)
 
 
 def logits_in(output: Any) -> Any:

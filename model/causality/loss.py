@@ -27,7 +27,7 @@ Batch = tuple[Tensor, Tensor]  # inputs and targets, int64 (B, T) each
 Batches = Callable[[Tensor, torch.Generator], Iterable[Batch]]
 
 MAX_BATCHES = 64  # whose targets are looked for among their inputs
-TEXT_SIZES = (1 << 16, 1 << 21)  # tokens: the second one where the first one gives no batch
+TEXT_SIZE = 1 << 20  # tokens that are enough for a batch
 MIN_COMPARED, MIN_EQUAL = 8, 0.9  # targets of a row, fewer may be equal by chance; share of them
 MAX_DISTANCE, MAX_AHEAD = 64, 4  # positions from a target back, and ahead, to its copy among the inputs
 MIN_PASSAGE_TOKENS = 16  # of a text of less than 1,000 tokens
@@ -74,43 +74,33 @@ def certify_loss(
     if losses is None and train is None and validation is None:
         raise ValueError("certify_loss has nothing to check; give losses and batches, or train and validation")
     certificate = Certificate("loss")
-    with certificate.running():
+    with certificate.running(), restored(model):
         if train is not None or validation is not None:
             certificate.add(check_overlap(train, validation))
-        if losses is not None:
-            with restored(model):
-                check_losses(certificate, losses, batches, model, vocab_size)
+        if losses is None:
+            return certificate
+        vocab_size = vocab_size or getattr(getattr(model, "config", None), "vocab_size", None)
+        if vocab_size is None:
+            raise ValueError("vocab_size is unknown; give vocab_size=")
+        if callable(batches):
+            check_shift(certificate, batches, vocab_size)
+            pairs = batches_of(batches, torch.randint(vocab_size, (TEXT_SIZE,)))
+        else:
+            pairs = checked_batches(batches)
+            certificate.add(check_shift_of_rows(pairs))
+        pairs = [pair for pair in pairs if (pair[1] >= 0).any()]
+        if not pairs:
+            raise ValueError("there is no batch with targets; give a pair (inputs, targets), not all negative")
+        if (largest := max(int(x.max()) for pair in pairs for x in pair)) >= vocab_size:
+            raise ValueError(f"batches has the id {largest}, which is not below vocab_size={vocab_size}")
+        parameter = None if model is None else next(model.parameters(), None)
+        device = pairs[0][0].device if parameter is None else parameter.device
+        inputs, targets = (x.to(device) for x in pairs[0])
+        function = losses if model is None else model
+        subject = Model("losses", function, vocab_size, inputs.shape[1], visible_by_windows, device=device)
+        for name in modes(model):
+            check_loss(certificate, subject, checked_losses(losses, device), inputs, targets, name)
     return certificate
-
-
-def check_losses(
-    certificate: Certificate,
-    losses: Losses,
-    batches: Iterable[Batch] | Batches,
-    model: nn.Module | None,
-    vocab_size: int | None,
-) -> None:
-    vocab_size = vocab_size or getattr(getattr(model, "config", None), "vocab_size", None)
-    if vocab_size is None:
-        raise ValueError("vocab_size is unknown; give vocab_size=")
-    if callable(batches):
-        check_shift(certificate, batches, vocab_size)
-        pairs = batches_of(batches, lambda size: torch.randint(vocab_size, (size,)))
-    else:
-        pairs = checked_batches(batches)
-        certificate.add(check_shift_of_rows(pairs))
-    pairs = [pair for pair in pairs if (pair[1] >= 0).any()]
-    if not pairs:
-        raise ValueError("there is no batch with targets; give at least one pair (inputs, targets), not all negative")
-    if (largest := max(int(x.max()) for pair in pairs for x in pair)) >= vocab_size:
-        raise ValueError(f"batches has the id {largest}, which is not below vocab_size={vocab_size}")
-    parameter = None if model is None else next(model.parameters(), None)
-    device = pairs[0][0].device if parameter is None else parameter.device
-    inputs, targets = (x.to(device) for x in pairs[0])
-    function = losses if model is None else model
-    subject = Model("losses", function, vocab_size, inputs.shape[1], visible_by_windows, device=device)
-    for name in modes(model):
-        check_loss(certificate, subject, checked_losses(losses, device), inputs, targets, name)
 
 
 def checked_losses(losses: Losses, device: torch.device) -> Losses:
@@ -244,12 +234,11 @@ def checked_batches(batches: Iterable[Batch]) -> list[Batch]:
     return pairs
 
 
-def batches_of(batches: Batches, text: Callable[[int], Tensor]) -> list[Batch]:
-    """The first batches of a text of the size that they need: number of tokens -> tokens (N,). Raises ValueError."""
-    for size in TEXT_SIZES:
-        if pairs := checked_batches(batches(text(size), torch.Generator().manual_seed(0))):
-            return pairs
-    raise ValueError("batches(tokens, generator) yields nothing; yield (inputs, targets), or give a longer text")
+def batches_of(batches: Batches, tokens: Tensor) -> list[Batch]:
+    """The first batches of a text (N,). Raises ValueError if there are none."""
+    if pairs := checked_batches(batches(tokens, torch.Generator().manual_seed(0))):
+        return pairs
+    raise ValueError(f"batches(tokens, generator) yields nothing of {len(tokens):,} tokens; yield (inputs, targets)")
 
 
 def check_shift(certificate: Certificate, batches: Batches, vocab_size: int, name: str = "") -> None:
@@ -263,7 +252,7 @@ def check_shift(certificate: Certificate, batches: Batches, vocab_size: int, nam
         name: of the state in the results; "": the kind of the text.
     """
     try:
-        pairs = batches_of(batches, lambda size: torch.arange(size) + vocab_size)
+        pairs = batches_of(batches, torch.arange(TEXT_SIZE) + vocab_size)
     except ValueError:
         raise
     except Exception as error:  # of a pipeline that looks tokens up
@@ -271,14 +260,11 @@ def check_shift(certificate: Certificate, batches: Batches, vocab_size: int, nam
         return
     certificate.add(shift_of(pairs, name or "distinct tokens", lambda ids: ids >= vocab_size))
     inserted = torch.cat([x[x < vocab_size] for pair in pairs for x in pair]).unique()
-    generator = torch.Generator().manual_seed(0)
-    text = torch.randperm(vocab_size, generator=generator)
     try:
-        pairs = checked_batches(batches(text, generator))
+        pairs = batches_of(batches, torch.randperm(vocab_size, generator=torch.Generator().manual_seed(0)))
     except Exception:  # too short a text, of a small vocabulary
         return
-    if pairs:
-        certificate.add(shift_of(pairs, name or "all ids once", lambda ids: (ids >= 0) & ~torch.isin(ids, inserted)))
+    certificate.add(shift_of(pairs, name or "all ids once", lambda ids: (ids >= 0) & ~torch.isin(ids, inserted)))
 
 
 def shift_of(pairs: list[Batch], variant: str, is_known: Callable[[Tensor], Tensor]) -> Result:

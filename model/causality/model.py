@@ -11,17 +11,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 Module = TypeVar("Module", bound=nn.Module)
-Way = Callable[["Model", Tensor], Tensor]
+Way = Callable[[Any, Tensor], Tensor]  # a function and ids (B, T) -> outputs (B, T, *)
 AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 LOWER = (torch.float32, torch.bfloat16, torch.float16)
 FIRST_SEED = 1  # of the random numbers of a pass
-SOME_LOGITS = 509  # that a pass computes of a large vocabulary, see `SomeLogits`; a prime, which no usual width is
+SOME_LOGITS = 509  # that are compared of a large vocabulary; a prime, so that they are not the same ones of any group
 
 
 class ModelError(ValueError):
@@ -35,9 +34,9 @@ class Model:
     Attributes:
         function: an `nn.Module` or any callable.
         visible: length T -> bool (T, T), the inputs that each output may depend on.
-        call: (function, ids (B, T)) -> outputs (B, T, *).
-        ways: other ways to compute the outputs, nan where they compute none; by name.
-        calls: like `call`, with further arguments of the function; by name.
+        call: how the outputs are computed.
+        ways: other ways to compute the same outputs, nan where they compute none; by name.
+        calls: ways with further arguments of the function, whose outputs may be others; by name.
         sees_all: every visible input must have an effect: the receptive field is known.
         special: ids that have a meaning of their own, such as end-of-text; texts contain them more often.
         precision: "32-true", "bf16-true", "16-true", "bf16-mixed", "16-mixed", or "64-true", which also computes in
@@ -45,7 +44,7 @@ class Model:
         grad_mode: "no_grad", "grad" or "inference".
         batch_size: of every pass, as a compiled function needs; None: any.
         exact: hidden tokens do not even change the rounding, as where their weight is 0; not in a Fourier transform.
-        some_logits: compute SOME_LOGITS of the V logits only.
+        some_logits: return SOME_LOGITS of the V logits only.
         twin: makes the function that computes the same in float64 of a copy; None: the function has no such twin.
         note: a limitation that the certificate states.
         nouns: names of an output and of an input in a message.
@@ -56,9 +55,9 @@ class Model:
     vocab_size: int
     context_length: int
     visible: Callable[[int], Tensor]
-    call: Callable[..., Tensor] = lambda function, ids: function(ids)
+    call: Way = lambda function, ids: function(ids)
     ways: Mapping[str, Way] = field(default_factory=dict)
-    calls: Mapping[str, Callable[..., Tensor]] = field(default_factory=dict)
+    calls: Mapping[str, Way] = field(default_factory=dict)
     sees_all: bool = False
     special: Sequence[int] = ()
     device: torch.device = torch.device("cpu")
@@ -80,11 +79,6 @@ class Model:
         """Whether the precision is lower than float32."""
         return self.precision not in ("32-true", "64-true")
 
-    @property
-    def n_logits(self) -> int:
-        """Number of logits that a pass computes at each position."""
-        return SOME_LOGITS if self.some_logits else self.vocab_size
-
     def __call__(self, ids: Tensor, *, seed: int = FIRST_SEED, way: Way | None = None) -> Tensor:
         """(B, T) -> (B, T, *), float32 or float64. The same seed gives the same random numbers, as of dropout.
 
@@ -99,19 +93,19 @@ class Model:
                 stack.enter_context(torch.autocast(self.device.type, dtype, cache_enabled=False))
             if self.precision == "64-true":
                 stack.enter_context(Float64Mode())
-            if self.some_logits:
-                stack.enter_context(SomeLogits(self.vocab_size))
             inference = self.grad_mode == "inference"
             stack.enter_context(torch.inference_mode() if inference else torch.set_grad_enabled(grad))
             ids = ids.to(self.device, copy=True)
             try:
-                outputs = self.call(self.function, ids) if way is None else way(self, ids)
+                outputs = (way or self.call)(self.function, ids)
             except ModelError:
                 raise
             except Exception as error:  # code of other projects may raise anything
                 called = f"{self.name} with ids {tuple(ids.shape)} below {self.vocab_size}"
                 remedy = "check vocab_size, context_length and batch_size"
                 raise ModelError(f"{called} raised {one_line(error)}; {remedy}") from error
+        if self.some_logits:
+            outputs = outputs[..., some_logits(self.vocab_size, outputs.shape[-1]).to(outputs.device)]
         # A copy, since some models return the same buffer in each call.
         return outputs.clone() if outputs.dtype == torch.float64 else outputs.float().clone()
 
@@ -124,10 +118,10 @@ class Model:
         """
         states = []
 
-        def watched(model: Model, ids: Tensor) -> Tensor:
-            states.append(random_state(model.device))
-            outputs = model.call(model.function, ids)
-            states.append(random_state(model.device))
+        def watched(function: Any, ids: Tensor) -> Tensor:
+            states.append(random_state(self.device))
+            outputs = self.call(function, ids)
+            states.append(random_state(self.device))
             return outputs
 
         outputs = self(ids, way=watched).detach()
@@ -151,37 +145,10 @@ class Model:
         return self.changed(change, precision="64-true", device=device)
 
 
-def with_some_logits(model: Model) -> Model:
-    """The model with SOME_LOGITS of its logits, if its vocabulary is large and they are the same as in a full pass."""
-    if model.vocab_size <= 2 * SOME_LOGITS:
-        return model
-    some, ids = replace(model, some_logits=True), torch.arange(min(8, model.context_length))[None]
-    ids = ids.repeat(model.batch_size or 1, 1)
-    try:
-        found, outputs = some(ids), model(ids)
-    except ModelError:
-        return model
-    columns = torch.cat([some_ids(model.vocab_size), torch.arange(model.vocab_size, outputs.shape[-1])])
-    expected = outputs[..., columns.to(outputs.device)]
-    return some if found.shape == expected.shape and torch.allclose(found, expected, rtol=1e-4, atol=1e-4) else model
-
-
-def some_ids(vocab_size: int) -> Tensor:
-    """SOME_LOGITS ids in equal distances, with the first and the last one."""
-    return torch.linspace(0, vocab_size - 1, SOME_LOGITS, dtype=torch.float64).long()
-
-
-class SomeLogits(TorchFunctionMode):
-    """Linear layers with an output for each id of the vocabulary compute those of `some_ids` only."""
-
-    def __init__(self, vocab_size: int) -> None:
-        super().__init__()
-        self.vocab_size, self.ids = vocab_size, some_ids(vocab_size)
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        if func is F.linear and len(args[1]) == self.vocab_size:
-            args = (args[0], *(x if x is None else x[self.ids.to(x.device)] for x in args[1:]))
-        return func(*args, **(kwargs or {}))
+def some_logits(vocab_size: int, size: int) -> Tensor:
+    """SOME_LOGITS ids in equal distances, with the first and the last one; and the outputs behind the vocabulary."""
+    ids = torch.linspace(0, vocab_size - 1, SOME_LOGITS, dtype=torch.float64).long()
+    return torch.cat([ids, torch.arange(vocab_size, size)])
 
 
 def copied(function: Any) -> Any:

@@ -107,8 +107,7 @@ class State:
             except ModelError as error:
                 if self.model.exact:  # a model of ours can do all that it names
                     raise
-                shape = tuple((claim.other if isinstance(claim.other, Tensor) else claim.ids).shape)
-                self.left_out = self.left_out or f"ids {shape}, where {error}"
+                self.left_out = self.left_out or str(error)
                 continue
             tested += change.numel() if claim.compared is None else int(claim.compared.sum())
             size = change.max().item()
@@ -140,7 +139,7 @@ class State:
     def fitting(self, length: int) -> int:
         """Rows that fit into memory, and on a CPU into its caches."""
         tokens = 4096 if self.model.device.type == "cpu" else 1 << 17
-        return max(1, min(tokens // length, MAX_OUTPUTS // (length * self.model.n_logits)))
+        return max(1, min(tokens // length, MAX_OUTPUTS // (length * self.model.vocab_size)))
 
     def batch(self, length: int, limit: int) -> int:
         """Rows of the next batch."""
@@ -225,20 +224,14 @@ class State:
         where = "" if noise <= bound else f"two runs of the same input differ by {noise:.2g}"
         return Result("equal", self.name, length, noise, bound, length, where)
 
-    def alone(self) -> Iterator[Claim]:
-        """A text alone gives the outputs that it has in a batch."""
-        if not self.stochastic and self.model.batch_size is None:
-            says = f"differs between a text alone and in a batch of {len(self.ids)}"
-            yield Claim("equal", self.ids, once(self.ids), self.ids[-1:], says=says)
-
     def cut(self, ids: Tensor, lengths: Sequence[int]) -> Iterator[Claim]:
-        """Texts that end at each of these lengths have the outputs of the whole ones."""
-        base, length, visible = once(ids), ids.shape[1], self.model.visible(ids.shape[1])
+        """The last text, alone and cut off at each of these lengths, has the outputs that it has in a batch."""
+        base, (n, length), visible = once(ids), ids.shape, self.model.visible(ids.shape[1])
         for end in lengths if not self.stochastic else ():
             if torch.equal(visible[:end, :end], self.model.visible(end)):
                 compared = ~visible[:, end:].any(-1).expand(ids.shape)
-                says = f"changes if the text ends after {end} instead of {length} tokens"
-                yield Claim("equal", ids, base, ids[:, :end], compared, says=says)
+                says = f"differs between {n} texts of {length} tokens and the last one alone, of {end} tokens"
+                yield Claim("equal", ids, base, ids[-(self.model.batch_size or 1) :, :end], compared, says=says)
 
     def computed(self, ids: Tensor, ways: Sequence[str] | None = None) -> Iterator[Claim]:
         """Texts have the same outputs in each of these ways; None: in each way of the model.

@@ -17,7 +17,7 @@ from tril.model.causality.claims import Claim, Result, once
 from tril.model.causality.gpt import REFERENCE, reference_of, with_ways
 from tril.model.causality.gradients import measure_gradients
 from tril.model.causality.loss import SUM_ROUNDING, Batch, Losses, check_shift, model_of_losses
-from tril.model.causality.model import Model, randomize, visible_by_windows, with_some_logits
+from tril.model.causality.model import SOME_LOGITS, Model, randomize, visible_by_windows
 from tril.model.causality.state import State
 from tril.model.causality.texts import Texts
 from tril.model.checkpoint import Checkpoint
@@ -61,7 +61,8 @@ class Step:
         """The model; of a large vocabulary with some of its logits, since the losses depend on all of them."""
         config, device = self.gpt.config, self.gpt.embed.weight.device
         sizes = (config.vocab_size, config.context_length, visible_by_windows)
-        return with_some_logits(with_ways(Model("model", self.gpt, *sizes, device=device, precision=precision)))
+        options = {"precision": precision, "some_logits": config.vocab_size > 2 * SOME_LOGITS}
+        return with_ways(Model("model", self.gpt, *sizes, device=device, **options))
 
     def state(self, model: Model, name: str, seed: int, bound: float = torch.inf) -> State:
         """The seed is that of texts and positions."""

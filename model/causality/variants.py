@@ -3,12 +3,12 @@
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from tril.model.causality.model import Model, randomize
+from tril.model.causality.model import Model, Way, randomize
 
 SHARPENING = 10.0  # factor on random weights: scores become so large that a mask of -40 or a clipped one has no effect
 OUTLIERS, OUTLIER_SHARE = 1000.0, 0.1  # factor on the rows of some outputs, as trained models have them
@@ -103,8 +103,8 @@ def checkpointed(module: nn.Module) -> nn.Module:
     return module.train()
 
 
-def with_another_thread(call: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def run(function: Callable[..., Tensor], ids: Tensor) -> Tensor:
+def with_another_thread(call: Way) -> Way:
+    def run(function: Any, ids: Tensor) -> Tensor:
         n = torch.get_num_threads()
         torch.set_num_threads(n + 1)
         try:
