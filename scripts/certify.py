@@ -91,7 +91,6 @@ def main(settings: CertifyCommand, composed: Composed) -> None:
     from tril.model.causality.gpt import gpt_variants
     from tril.model.causality.model import ModelError
     from tril.model.causality.step import check_stored_step
-    from tril.model.causality.variants import module_variants
     from tril.model.checkpoint import Checkpoint, verdict
     from tril.model.training.hardware import choose_compile, use_device
 
@@ -101,14 +100,12 @@ def main(settings: CertifyCommand, composed: Composed) -> None:
             stored = Checkpoint.read(path) if path is not None else None
             model = model_of(settings, composed, stored, device)
             choose_compile(settings.compile, device)
-        with user_errors():
             fresh = Path("outputs/causality", Path(model.name).name.replace(":", "-"))
             folder = Path(settings.out or (run_folder(path) if path else fresh))
             check_writable(folder, "out")  # before minutes of checks
         gpt: Any = model.function
-        variants = module_variants(model)
-        if settings.hf is None and settings.call is None:
-            variants = gpt_variants(gpt.config, compile=settings.compile)
+        is_ours = settings.hf is None and settings.call is None
+        variants = gpt_variants(gpt.config, compile=settings.compile) if is_ours else None
         origin = {}
         if stored is not None:
             origin["stored_certificate"] = verdict(stored)

@@ -22,8 +22,10 @@ from tril.model.causality.gradients import check_seen, measure_gradients
 from tril.model.causality.model import SOME_LOGITS, Model, ModelError, one_line
 from tril.model.causality.state import State, positions_in_order
 from tril.model.causality.texts import SAMPLE, Texts
-from tril.model.causality.variants import OWN, Variant, further_variants, module_variants
+from tril.model.causality.variants import RANDOM, Variant, further_variants, module_variants
 
+OWN = "weights=own"
+THOROUGH = (OWN, RANDOM)  # with other ways to compute the outputs, at every length, with gradients and receptive field
 ODD_LENGTH = 37  # not a multiple of any block size
 LENGTHS = (8, 64, 2, 16, 32, 65, 128, 24, 3, 1)  # lengths of all states after the full context, while there is time
 EVERY_LENGTH = 64  # below, a text is cut off at every length, whatever the budget
@@ -63,7 +65,7 @@ def certify(
             raise ValueError(f"tokens must be ids (N,), N > 0, from 0 to below vocab_size={subject.vocab_size}")
     if not budget_seconds >= 0:
         raise ValueError(f"budget_seconds={budget_seconds} must be at least 0")
-    return certify_model(subject, module_variants(subject), budget_seconds, tokens=tokens)
+    return certify_model(subject, None, budget_seconds, tokens=tokens)
 
 
 def assert_causal(model: Callable[..., Any], **arguments: Any) -> None:
@@ -177,9 +179,12 @@ class Certificate:
 
 
 def certify_model(
-    model: Model, variants: Iterable[Variant] = (), seconds: float = 5.0, *, tokens: Tensor | None = None
+    model: Model, variants: Iterable[Variant] | None, seconds: float = 5.0, *, tokens: Tensor | None = None
 ) -> Certificate:
     """The certificate of a model and of its variants: first what always runs, then more while the seconds last.
+
+    Args:
+        variants: None: those of any module.
 
     Raises:
         ModelError: the model raises an exception at its full context.
@@ -192,15 +197,15 @@ def certify_model(
     with certificate.running():
         model = within_reach(certificate, model)
         if model.vocab_size > 2 * SOME_LOGITS:
-            state = State(OWN.name, model, texts)
+            state = State(OWN, model, texts)
             certificate.judge(state, state.future(model.context_length, ROWS))
-            certificate.note(f"all {model.vocab_size:,} logits were tested with {OWN.name}, {SOME_LOGITS} otherwise")
+            certificate.note(f"all {model.vocab_size:,} logits were tested with {OWN}, {SOME_LOGITS} otherwise")
             model = replace(model, some_logits=True)
         fresh, states = None if model.module is None else model.changed(), []
-        for variant in (OWN, *variants):
-            if (state := begin(certificate, variant, model, texts)) is not None:
+        for variant in ((OWN, lambda model: model), *(module_variants(model) if variants is None else variants)):
+            if (state := begin(certificate, *variant, model, texts)) is not None:
                 states.append(state)
-                check_always(certificate, state, variant)
+                check_always(certificate, state)
         started = time.perf_counter()
         left = max(0.0, seconds - (started - began))
         in_time = lambda share: time.perf_counter() - started < share * FOR_MORE * left  # noqa: E731
@@ -228,20 +233,22 @@ def within_reach(certificate: Certificate, model: Model) -> Model:
     return replace(model, context_length=length)
 
 
-def begin(certificate: Certificate, variant: Variant, model: Model, texts: Texts) -> State | None:
+def begin(
+    certificate: Certificate, name: str, change: Callable[[Model], Model], model: Model, texts: Texts
+) -> State | None:
     """The state of a variant; None, with a note, where the model cannot have it."""
-    exact = variant is not OWN and all(r.worst == 0 for r in certificate.results if r.check == "future")
+    exact = name != OWN and all(r.worst == 0 for r in certificate.results if r.check == "future")
     try:
-        changed = variant.change(model if variant.thorough else replace(model, ways={}))
-        state = State(variant.name, changed, texts, exact=exact)
+        changed = change(model if name in THOROUGH else replace(model, ways={}))
+        state = State(name, changed, texts, exact=exact)
     except Exception as error:  # code of other projects may raise anything
-        if variant is OWN:
+        if name == OWN:
             raise
         says = error if isinstance(error, ModelError) else one_line(error)
-        certificate.note(f"{variant.name} is left out, where {says}", undecided=model.exact)  # ours has all its states
+        certificate.note(f"{name} is left out, where {says}", undecided=model.exact)  # ours has all its states
         return None
     trained = model.module is not None and any(p.requires_grad for p in model.module.parameters())
-    if variant.name == "weights=random" and trained:
+    if name == RANDOM and trained:
         own, random = (m(state.ids).cpu().double() for m in (model, changed))  # MPS has no float64
         if not largest_change(own, random).max() > 1e-9 * state.scale:  # as where a closure calls the original
             says = "a copy with other weights has the same outputs: its states test the original"
@@ -250,21 +257,21 @@ def begin(certificate: Certificate, variant: Variant, model: Model, texts: Texts
     return state
 
 
-def check_always(certificate: Certificate, state: State, variant: Variant) -> None:
+def check_always(certificate: Certificate, state: State) -> None:
     """What is checked of each state, whatever the budget."""
-    model, longest, own = state.model, state.model.context_length, variant is OWN
+    model, longest, own = state.model, state.model.context_length, state.name == OWN
     middle, rows = min(ODD_LENGTH, longest), OWN_ROWS if own else ROWS
     if own:
         certificate.add(state.repeatable())
     for length in dict.fromkeys((longest, middle)):
         certificate.judge(state, state.future(length, rows))
-    if variant.thorough:
+    if state.name in THOROUGH:
         lengths = {*range(1, EVERY_LENGTH), longest // 3, longest // 2, (longest - 1) // 32 * 32, longest - 1, longest}
         text = state.texts.draw(model.batch_size or 2, longest)
         certificate.judge(state, state.cut(text, sorted((n for n in lengths if 1 <= n <= longest), reverse=True)))
     for length in {middle, longest} if own else {middle}:
         certificate.judge(state, state.computed(state.texts.draw(model.batch_size or 3, length)))
-    if not variant.thorough:
+    if state.name not in THOROUGH:
         return
     found = measure_gradients(state, longest, QUERIES)
     if found is not None:
@@ -294,7 +301,7 @@ def more_claims(
         text = state.texts.draw(state.model.batch_size or 2, longest)
         yield share + 0.05, state, state.cut(text, [n for n in order if n >= EVERY_LENGTH])
     for variant in further_variants(own.model):
-        if in_time(0.5) and (state := begin(certificate, variant, own.model, own.texts)) is not None:
+        if in_time(0.5) and (state := begin(certificate, *variant, own.model, own.texts)) is not None:
             yield 0.5, state, state.future(state.model.context_length, ROWS)
     for queries in torch.tensor(order).split(OWN_ROWS):  # a leak may be at a single position
         for state in states if in_time(0.75) else ():

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tril.model.causality.model import FIRST_SEED, Model, tensors_in
 
-ROUNDING, ROUNDING64 = 1e-5, 1e-11  # of the largest value: two computations of it
+ROUNDING, ROUNDING64 = 1e-5, 1e-11  # of the largest value: two computations of it, in float32 and in float64
 
 Pair = tuple[Tensor, Tensor]  # ids of two passes
 Event = tuple[str, str, list[Tensor]]  # name of a submodule, "in" or "out", values at the query
@@ -151,6 +151,8 @@ def locate(model: Model, claim: Claim, change: Tensor, bound: float) -> tuple[st
     other = wider if effect(wider)[query] > bound else other
     mixed = lambda keys: torch.where(torch.isin(torch.arange(length), keys), other, one)  # noqa: E731
     keys = (one != other)[0].nonzero().flatten()
+    if not len(keys):  # the last output sees all tokens
+        return f"{output} {query} depends on earlier calls", {"query": query}
     while len(keys) > 1:  # for as long as one half of the changed positions alone still leaks
         halves = keys[: len(keys) // 2], keys[len(keys) // 2 :]
         if (smaller := next((half for half in halves if effect(mixed(half))[query] > bound), None)) is None:

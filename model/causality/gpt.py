@@ -17,7 +17,7 @@ from tril.model import masks
 from tril.model.attention import BACKENDS, MultiHeadAttention
 from tril.model.causality.interface import as_model, behind_padding, chunks
 from tril.model.causality.model import Model, Way, randomize
-from tril.model.causality.variants import Variant, random_weights
+from tril.model.causality.variants import RANDOM, Variant, random_weights
 from tril.model.config import GPTConfig
 from tril.model.generation.generate import decode_step
 from tril.model.gpt import GPT
@@ -58,28 +58,22 @@ def with_ways(model: Model, *, default_visibility: bool = True) -> Model:
     model = replace(model, ways=ways, exact=True, twin=lambda gpt: use_backend(gpt, "explicit"))
     if not default_visibility:
         return model
-    return replace(model, visible=functools.partial(visible_of, config), sees_all=True)
+    visible = functools.lru_cache(maxsize=64)(functools.partial(visible_of, config))
+    return replace(model, visible=visible, sees_all=True)
 
 
 def visible_of(config: GPTConfig, length: int) -> Tensor:
-    """bool (T, T), the inputs that each output of a GPT may depend on; not to be changed.
+    """bool (T, T), the inputs that each output of a GPT may depend on.
 
     A layer depends on its own position, and on those that the definition of the mask shows it. That nothing depends on
     the future is required whatever the definition says.
     """
-    offset = config.canonical().key_offset
-    return _visible(masks.visible_from_positions, length, config.n_heads and config.n_layers, config.window, offset)
-
-
-@functools.lru_cache(maxsize=64)
-def _visible(definition: Callable[..., Tensor], length: int, n_layers: int, window: int | None, offset: bool) -> Tensor:
-    position = torch.arange(length)
-    layer = definition(position[:, None], position, window).expand(length, length)  # (T, T)
-    if offset:  # a key holds half of the one before
+    position, itself = torch.arange(length), torch.eye(length, dtype=torch.bool)
+    layer = masks.visible_from_positions(position[:, None], position, config.window).expand(length, length)  # (T, T)
+    if config.canonical().key_offset:  # a key holds half of the one before
         layer = layer | F.pad(layer[:, 1:], (0, 1))
-    layer = layer | torch.eye(length, dtype=torch.bool)
-    visible = torch.eye(length, dtype=torch.bool)
-    for _ in range(n_layers):
+    layer, visible = layer | itself, itself
+    for _ in range(config.n_layers if config.n_heads else 0):
         before, visible = visible, (visible.float() @ layer.float()) > 0
         if torch.equal(before, visible):
             break
@@ -137,20 +131,20 @@ def gpt_variants(
     config: GPTConfig, *, compile: bool = False, backends: Sequence[str] = tuple(BACKENDS)
 ) -> Iterator[Variant]:
     """Random and large weights of a GPT in every backend and precision, in evaluation and in training mode."""
-    yield Variant("weights=random", random_weights, thorough=True)
+    yield RANDOM, random_weights
     dropout = dict.fromkeys(("embd_dropout", "attn_dropout", "resid_dropout"), DROPOUT)
     for backend in backends:
         for precision in PRECISIONS:
             change = functools.partial(rebuilt, precision=precision, backend=backend)
             name = f"backend={backend} precision={precision}"
-            yield Variant(f"weights=random {name}", change)
-            yield Variant(f"weights=large {name}", functools.partial(change, sharp=True))
+            yield f"weights=random {name}", change
+            yield f"weights=large {name}", functools.partial(change, sharp=True)
             rates = dropout | ({} if config.n_heads else {"attn_dropout": 0.0})
             training = functools.partial(change, training=True, **rates)
-            yield Variant(f"mode=training dropout={DROPOUT} {name}", training)
+            yield f"mode=training dropout={DROPOUT} {name}", training
     for precision in PRECISIONS if compile else ():
         name = f"weights=random compiled precision={precision}"
-        yield Variant(name, functools.partial(rebuilt, precision=precision, compile=True))
+        yield name, functools.partial(rebuilt, precision=precision, compile=True)
 
 
 def rebuilt(
@@ -173,8 +167,8 @@ def rebuilt(
         if isinstance(attn, MultiHeadAttention):
             for norm, projection in ((attn.q_norm, attn.q_proj), (attn.k_norm, attn.k_proj)):
                 getattr(norm, "weight", projection.weight).data.mul_(SCORE_FACTOR)
-    changed = replace(with_ways(replace(model, function=gpt.to(model.device).train(training))), precision=precision)
+    changed = replace(model, function=gpt.to(model.device).train(training), precision=precision)
     if compile:
         run = torch.compile(gpt, dynamic=False)
         changed = replace(changed, call=lambda function, ids: run(ids), twin=None)
-    return replace(changed, ways={}) if sharp or training or compile else changed
+    return changed if sharp or training or compile else with_ways(changed, default_visibility=False)

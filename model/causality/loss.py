@@ -292,26 +292,19 @@ def check_shift_of_rows(batches: Iterable[Batch]) -> Result:
     which `check_shift` finds. A row that is equal at a distance ahead as well, as a constant one is, passes.
     """
     length, tested, worst, where = 0, 0, 0.0, ""
-    for number, (inputs, targets) in enumerate(batches):
-        length, tested = inputs.shape[1], tested + int((targets >= 0).sum())
-        distances = range(-min(MAX_AHEAD, length - 1), min(MAX_DISTANCE, length))
-        shares = torch.stack([equal_share(inputs, targets, distance) for distance in distances])  # (distances, B)
-        share, best = shares.max(0)  # (B,), of equal ones the first, so one ahead
-        share = share.masked_fill(best < -distances[0], 0.0)
+    for number, (x, y) in enumerate(batches):
+        length, tested = x.shape[1], tested + int((y >= 0).sum())
+        # (B, distances, T): the input of each distance, those ahead first; -1 where there is none
+        inputs = nn.functional.pad(x, (MAX_DISTANCE - 1, MAX_AHEAD), value=-1).unfold(1, length, 1).flip(1)
+        counted = (y[:, None] >= 0) & (inputs >= 0)
+        share, best = (((y[:, None] == inputs) & counted).sum(-1) / counted.sum(-1).clamp(min=MIN_COMPARED)).max(1)
+        share = share.masked_fill(best < MAX_AHEAD, 0.0)  # (B,), of equal ones the first, so one ahead
         worst = max(worst, share.max().item())
         if worst >= MIN_EQUAL and not where:
             row = int(share.argmax())
             share_of_row = f"{100 * worst:.0f}% of the targets in row {row} of batch {number}"
-            where = f"{share_of_row} are the inputs {distances[int(best[row])]} positions before them"
+            where = f"{share_of_row} are the inputs {int(best[row]) - MAX_AHEAD} positions before them"
     return Result("shift", "rows", length, worst, MIN_EQUAL, tested, where)
-
-
-def equal_share(inputs: Tensor, targets: Tensor, distance: int) -> Tensor:
-    """Share of the targets of each row, or of 8, that equal the input `distance` positions before, (B,)."""
-    size, counted = targets.shape[1], targets >= 0
-    asked, kept = (x[:, max(distance, 0) : size + min(distance, 0)] for x in (targets, counted))
-    given = inputs[:, max(-distance, 0) : size - max(distance, 0)]
-    return ((asked == given) & kept).sum(1) / kept.sum(1).clamp(min=MIN_COMPARED)
 
 
 def check_overlap(train: Tensor | None, validation: Tensor | None) -> Result:

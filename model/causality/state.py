@@ -11,13 +11,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from tril.model.causality.claims import Claim, Result, largest_change, locate, once
+from tril.model.causality.claims import ROUNDING64, Claim, Result, largest_change, locate, once
 from tril.model.causality.model import FIRST_SEED, Model, ModelError, one_line
 from tril.model.causality.texts import Texts
 
 EPS, LOW_EPS = torch.finfo(torch.float32).eps, torch.finfo(torch.bfloat16).eps
 COARSE, LOW_COARSE = 1e-3, 0.1  # of the largest output: two computations of one function never differ by more
-ROUNDING64 = 1e-11  # of the largest output, in float64
 UNITS, LOW_UNITS = 64, 2  # in the last place of the largest output: what may be rounding, without float64
 SLACK, MAX_NOISE = 4, 1e-4  # times the difference of two runs; of the largest output, where they are not repeatable
 BATCH_SIZES = (2, 5, 1, 8, 3, 16)  # taken in turn; a leak may depend on the batch size

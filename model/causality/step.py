@@ -70,18 +70,17 @@ class Step:
         return State(name, model, texts, exact=True, bound=bound, seed=seed)
 
 
-def check_weights(certificate: Certificate, step: Step, rows: int, seed: int) -> None:
+def check_weights(certificate: Certificate, step: Step, seed: int) -> None:
     """Replaced tokens through the model and through the loss of a training step, in the precision of training.
 
     Args:
-        rows: number of texts.
         seed: of the texts and of the positions from which they are replaced.
     """
     model, length = step.model(step.precision), step.gpt.config.context_length
     step.gpt.eval()
     state = step.state(model, f"model precision={step.precision}", seed)
     certificate.add(state.repeatable())
-    certificate.judge(state, state.future(length, rows))
+    certificate.judge(state, state.future(length, ROWS))
     if (found := measure_gradients(state, length, QUERIES)) is not None:
         certificate.add(found.hidden)
     step.gpt.train()
@@ -95,7 +94,7 @@ def check_weights(certificate: Certificate, step: Step, rows: int, seed: int) ->
         state = step.state(of_inputs, f"loss precision={step.precision}", seed)
         if length == max(step.lengths):
             certificate.add(state.repeatable())
-        certificate.judge(state, state.future(length, max(rows, windows)))
+        certificate.judge(state, state.future(length, max(ROWS, windows)))
 
 
 def check_plain(certificate: Certificate, step: Step) -> None:
@@ -168,5 +167,5 @@ def check_stored_step(certificate: Certificate, gpt: GPT, checkpoint: Checkpoint
     for weights in ("own", "random"):
         if weights == "random":
             randomize(gpt, torch.Generator(gpt.embed.weight.device).manual_seed(0))
-        check_weights(certificate, step, ROWS, 0)
+        check_weights(certificate, step, 0)
         check_plain(certificate, step)

@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,57 +11,42 @@ from torch import Tensor, nn
 from tril.model.causality.model import Model, Way, randomize
 
 SHARPENING = 10.0  # factor on random weights: scores become so large that a mask of -40 or a clipped one has no effect
+RANDOM = "weights=random"
 OUTLIERS, OUTLIER_SHARE = 1000.0, 0.1  # factor on the rows of some outputs, as trained models have them
 
 
-class Variant(NamedTuple):
-    """Another state of a model.
-
-    Attributes:
-        name: in words.
-        change: model -> a changed copy of it.
-        thorough: with the other ways to compute the outputs, at every length, with gradients and with the receptive
-            field.
-    """
-
-    name: str
-    change: Callable[[Model], Model]
-    thorough: bool = False
-
-
-OWN = Variant("weights=own", lambda model: model, thorough=True)
+Variant = tuple[str, Callable[[Model], Model]]  # a state in words, and what makes a copy of a model that is in it
 
 
 def module_variants(model: Model) -> Iterator[Variant]:
     """The variants of any module; none of a function."""
     if model.module is None:
         return
-    yield Variant("weights=random", random_weights, thorough=True)
-    yield Variant("mode=training", lambda model: model.changed(nn.Module.train))
-    yield Variant("weights=large", lambda model: model.changed(lambda m: redrawn(m, SHARPENING)))
+    yield RANDOM, random_weights
+    yield "mode=training", lambda model: model.changed(nn.Module.train)
+    yield "weights=large", lambda model: model.changed(lambda m: redrawn(m, SHARPENING))
     if empty := [name for name, b in model.module.named_buffers() if b.is_floating_point() and not b.any()]:
-        yield Variant("buffers=1 for 0", lambda model: model.changed(lambda m: filled(m, empty)))
-    yield Variant("mode=with gradients", lambda model: replace(model, grad_mode="grad"))
-    yield Variant("mode=inference", lambda model: replace(model, grad_mode="inference"))
+        yield "buffers=1 for 0", lambda model: model.changed(lambda m: filled(m, empty))
+    yield "mode=with gradients", lambda model: replace(model, grad_mode="grad")
+    yield "mode=inference", lambda model: replace(model, grad_mode="inference")
     for precision in ("bf16-mixed", "16-mixed"):
-        yield Variant(f"precision={precision}", lambda model, p=precision: replace(model, precision=p))
-    for precision, dtype in (("bf16-true", torch.bfloat16), ("16-true", torch.float16)):
-        change = lambda model, p=precision, d=dtype: model.changed(lambda m: m.to(d), precision=p)  # noqa: E731
-        yield Variant(f"precision={precision}", change)
+        yield f"precision={precision}", lambda model, p=precision: replace(model, precision=p)
+    for p, dtype in (("bf16-true", torch.bfloat16), ("16-true", torch.float16)):
+        yield f"precision={p}", lambda model, p=p, d=dtype: model.changed(lambda m: m.to(d), precision=p)
 
 
 def further_variants(model: Model) -> Iterator[Variant]:
     """Variants of any module in what the others hold constant; none of a function."""
     if model.module is None:
         return
-    yield Variant("weights=heavy-tailed", lambda model: model.changed(with_outliers))
+    yield "weights=heavy-tailed", lambda model: model.changed(with_outliers)
     for name, call in model.calls.items():
-        yield Variant(name, lambda model, call=call: replace(model, call=call))
+        yield name, lambda model, call=call: replace(model, call=call)
     if hasattr(model.module, "gradient_checkpointing_enable"):
-        yield Variant("mode=gradient checkpointing", lambda model: model.changed(checkpointed))
-    yield Variant("threads=1 more", lambda model: replace(model, call=with_another_thread(model.call)))
+        yield "mode=gradient checkpointing", lambda model: model.changed(checkpointed)
+    yield "threads=1 more", lambda model: replace(model, call=with_another_thread(model.call))
     short = lambda model: model.changed(context_length=min(3, model.context_length))  # noqa: E731
-    yield Variant("a fresh copy with a short text", short)
+    yield "a fresh copy with a short text", short
 
 
 def redrawn(module: nn.Module, scale: float = 1.0) -> nn.Module:

@@ -11,7 +11,7 @@ from tril.model.causality.certificate import Certificate
 from tril.model.causality.claims import Result
 from tril.model.causality.loss import restored
 from tril.model.causality.model import randomize
-from tril.model.causality.step import ROWS, Step, check_plain, check_weights, check_windows
+from tril.model.causality.step import Step, check_plain, check_weights, check_windows
 from tril.model.training.module import TrainingModule
 from tril.model.training.settings import RunRefused
 
@@ -22,8 +22,7 @@ class CausalityCheck(Callback):
     Replaced tokens go through the loss of a whole training batch in training mode, and through the uncompiled model;
     so do gradients, decoding and packed documents. The weights are random, since the zeros of an initial model hide
     every leak. They are restored exactly, and the run's random numbers are not consumed. At every validation the
-    trained weights are tested with one batch of replaced tokens, and with more at the last one: a mask may come off
-    later.
+    trained weights are tested with replaced tokens: a mask may come off later.
 
     Every checkpoint holds the summary and what it belongs to (`tril.model.checkpoint.verdict`); `folder`/causality.json
     holds all figures.
@@ -48,10 +47,9 @@ class CausalityCheck(Callback):
         """Tests the trained weights."""
         if self.certificate is None or trainer.state.fn != "fit":
             return
-        is_last = trainer.should_stop or trainer.global_step >= trainer.max_steps
-        step, later = step_of(pl_module, trainer), Certificate("")
+        later = Certificate("")
         with later.running():
-            check_weights(later, step, ROWS if is_last else min(ROWS, step.batch_size), trainer.global_step)
+            check_weights(later, step_of(pl_module, trainer), trainer.global_step)
         pl_module.eval()  # as Lightning has it at a validation, after which it restores all modes
         self.certificate.results = self.before + later.results
         self.certificate.seconds += later.seconds
@@ -91,7 +89,7 @@ def certify(module: TrainingModule, trainer: Trainer) -> Certificate:
     certificate, device = Certificate("the loss of a training step, and its model"), module.model.embed.weight.device
     with certificate.running(), restored(module.model):
         randomize(module.model, torch.Generator(device).manual_seed(0))
-        check_weights(certificate, step, ROWS, 0)
+        check_weights(certificate, step, 0)
         check_plain(certificate, step)
         check_windows(certificate, data.windows_of, step)
     return certificate
