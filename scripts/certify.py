@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from tril.model.checkpoint import Checkpoint
 
 KINDS = ("ckpt", "hf", "call")
-SIZES = ("vocab_size", "context_length", "receptive_field")  # of a callable
 FRESH_VOCABULARY = 128  # of a fresh model, which needs no tokenizer: the checks are about positions
 
 
@@ -127,11 +126,11 @@ def model_of(settings: CertifyCommand, composed: Composed, stored: "Checkpoint |
     from tril.model.causality.gpt import subject_of
 
     if settings.hf is not None:
-        from tril.model.causality.hf import hf_model
+        from tril.model.causality.interface import hf_model
 
         return hf_model(settings.hf, device=device)
     if settings.call is not None:
-        sizes = {key: getattr(settings, key) for key in SIZES}
+        sizes = {key: getattr(settings, key) for key in ("vocab_size", "context_length", "receptive_field")}
         return subject_of(load_function(settings.call), **sizes, device=device, name=settings.call)
     if stored is not None:
         return subject_of(stored.language_model().model, device=device, name=str(stored.path))

@@ -18,11 +18,18 @@ from tqdm import tqdm
 from tril.data.cache import PROGRESS
 from tril.model.causality.claims import Claim, Result, largest_change, once
 from tril.model.causality.gpt import subject_of
-from tril.model.causality.gradients import check_seen, measure_gradients
-from tril.model.causality.model import SOME_LOGITS, Model, ModelError, one_line
-from tril.model.causality.state import State, positions_in_order
-from tril.model.causality.texts import SAMPLE, Texts
-from tril.model.causality.variants import RANDOM, Variant, further_variants, module_variants
+from tril.model.causality.gradients import check_hidden, check_seen
+from tril.model.causality.model import (
+    RANDOM,
+    SOME_LOGITS,
+    Model,
+    ModelError,
+    Variant,
+    further_variants,
+    module_variants,
+    one_line,
+)
+from tril.model.causality.state import SAMPLE, State, Texts, positions_in_order
 
 OWN = "weights=own"
 THOROUGH = (OWN, RANDOM)  # with other ways to compute the outputs, at every length, with gradients and receptive field
@@ -146,8 +153,6 @@ class Certificate:
                 failures[0].check, "NOT causal"
             )
             return f"{self.subject}: {says}: {failures[0].where}"
-        if not self.results:
-            return f"{self.subject}: nothing was tested"
         lengths, states = [result.length for result in self.results], {result.variant for result in self.results}
         tested = f"{len(self.results)} checks in {len(states)} states, lengths {min(lengths)} to {max(lengths)}"
         uses = f"; uses {self.uses}" if self.uses else ""
@@ -203,7 +208,7 @@ def certify_model(
             model = replace(model, some_logits=True)
         fresh, states = None if model.module is None else model.changed(), []
         for variant in ((OWN, lambda model: model), *(module_variants(model) if variants is None else variants)):
-            if (state := begin(certificate, *variant, model, texts)) is not None:
+            if (state := begin(certificate, variant, model, texts)) is not None:
                 states.append(state)
                 check_always(certificate, state)
         started = time.perf_counter()
@@ -233,10 +238,9 @@ def within_reach(certificate: Certificate, model: Model) -> Model:
     return replace(model, context_length=length)
 
 
-def begin(
-    certificate: Certificate, name: str, change: Callable[[Model], Model], model: Model, texts: Texts
-) -> State | None:
+def begin(certificate: Certificate, variant: Variant, model: Model, texts: Texts) -> State | None:
     """The state of a variant; None, with a note, where the model cannot have it."""
+    name, change = variant
     exact = name != OWN and all(r.worst == 0 for r in certificate.results if r.check == "future")
     try:
         changed = change(model if name in THOROUGH else replace(model, ways={}))
@@ -273,13 +277,13 @@ def check_always(certificate: Certificate, state: State) -> None:
         certificate.judge(state, state.computed(state.texts.draw(model.batch_size or 3, length)))
     if state.name not in THOROUGH:
         return
-    found = measure_gradients(state, longest, QUERIES)
+    found = check_hidden(state, longest, QUERIES)
     if found is not None:
-        certificate.add(found.hidden)
+        certificate.add(found[0])
     elif own and model.module is not None:
         certificate.note("no gradient was tested: the module looks up no ids, or has no backward pass")
     if not own or model.module is None:  # in a new model, weights of 0 may hide attention
-        result, certificate.uses = check_seen(state, found)
+        result, certificate.uses = check_seen(state, found and found[1])
         if model.sees_all:
             certificate.add(result)
 
@@ -301,7 +305,7 @@ def more_claims(
         text = state.texts.draw(state.model.batch_size or 2, longest)
         yield share + 0.05, state, state.cut(text, [n for n in order if n >= EVERY_LENGTH])
     for variant in further_variants(own.model):
-        if in_time(0.5) and (state := begin(certificate, *variant, own.model, own.texts)) is not None:
+        if in_time(0.5) and (state := begin(certificate, variant, own.model, own.texts)) is not None:
             yield 0.5, state, state.future(state.model.context_length, ROWS)
     for queries in torch.tensor(order).split(OWN_ROWS):  # a leak may be at a single position
         for state in states if in_time(0.75) else ():

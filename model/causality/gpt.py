@@ -16,8 +16,7 @@ from torch import Tensor
 from tril.model import masks
 from tril.model.attention import BACKENDS, MultiHeadAttention
 from tril.model.causality.interface import as_model, behind_padding, chunks
-from tril.model.causality.model import Model, Way, randomize
-from tril.model.causality.variants import RANDOM, Variant, random_weights
+from tril.model.causality.model import RANDOM, Model, Variant, Way, random_weights, randomize
 from tril.model.config import GPTConfig
 from tril.model.generation.generate import decode_step
 from tril.model.gpt import GPT
@@ -132,14 +131,13 @@ def gpt_variants(
 ) -> Iterator[Variant]:
     """Random and large weights of a GPT in every backend and precision, in evaluation and in training mode."""
     yield RANDOM, random_weights
-    dropout = dict.fromkeys(("embd_dropout", "attn_dropout", "resid_dropout"), DROPOUT)
+    rates = {"embd_dropout": DROPOUT, "attn_dropout": DROPOUT if config.n_heads else 0.0, "resid_dropout": DROPOUT}
     for backend in backends:
         for precision in PRECISIONS:
             change = functools.partial(rebuilt, precision=precision, backend=backend)
             name = f"backend={backend} precision={precision}"
             yield f"weights=random {name}", change
             yield f"weights=large {name}", functools.partial(change, sharp=True)
-            rates = dropout | ({} if config.n_heads else {"attn_dropout": 0.0})
             training = functools.partial(change, training=True, **rates)
             yield f"mode=training dropout={DROPOUT} {name}", training
     for precision in PRECISIONS if compile else ():

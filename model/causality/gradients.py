@@ -5,7 +5,7 @@ n queries, B batch, T positions, C width, V vocabulary.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,22 +19,15 @@ ROUNDING, ROUNDING64 = 1e-5, 1e-10  # of the largest gradient, in float32 and in
 MAX_CHANGED = 64  # inputs of a function, each of which takes a pass of a row
 
 
-class Gradients(NamedTuple):
-    """How much inputs change outputs, by gradients.
+Gradients = tuple[Tensor, Tensor]  # (n,) positions of outputs; (n, T), the largest gradient with respect to each input
 
-    Attributes:
-        queries: (n,) positions of the outputs.
-        size: (n, T), the largest gradient of each output with respect to each input's embedding.
-        hidden: the result that hidden inputs have exactly no gradient, which replaced tokens cannot show.
+
+def check_hidden(state: State, length: int, n_queries: int) -> tuple[Result, Gradients] | None:
+    """Inputs that some outputs of a text do not see have no gradient, which replaced tokens cannot show.
+
+    The result, and the gradients with respect to embeddings; None where the model looks up no ids, or has no backward
+    pass.
     """
-
-    queries: Tensor
-    size: Tensor
-    hidden: Result
-
-
-def measure_gradients(state: State, length: int, n_queries: int) -> Gradients | None:
-    """Gradients of some outputs of a text; None where the model looks up no ids, or has no backward pass."""
     ids, model, bound, undecided = state.texts.draw(1, length)[0], state.model, 0.0, ""
     queries = torch.tensor(sorted(positions_in_order(length, state.generator)[:n_queries]))
     size, hidden = gradients(model, ids, queries), ~model.visible(length)[queries]
@@ -56,7 +49,7 @@ def measure_gradients(state: State, length: int, n_queries: int) -> Gradients | 
         leak: dict[str, Any] = {"query": int(queries[first[0]]), "key": first[1]}
         where = f"output {leak['query']} has a gradient with respect to input {leak['key']}"
     result = Result("gradient", state.name, length, worst, bound, int(hidden.sum()), where, undecided, **leak)
-    return Gradients(queries, size, result)
+    return result, (queries, size)
 
 
 def check_seen(state: State, found: Gradients | None) -> tuple[Result, str]:
@@ -69,10 +62,10 @@ def check_seen(state: State, found: Gradients | None) -> tuple[Result, str]:
         found: None: all inputs of the last output are changed, of at most 64.
     """
     model = state.model
-    length = min(MAX_CHANGED, model.context_length) if found is None else found.size.shape[1]
-    queries = torch.tensor([length - 1]) if found is None else found.queries
+    length = min(MAX_CHANGED, model.context_length) if found is None else found[1].shape[1]
+    queries = torch.tensor([length - 1]) if found is None else found[0]
     seen = model.visible(length)[queries]  # (n, T)
-    used = torch.zeros_like(seen) if found is None else found.size > 0
+    used = torch.zeros_like(seen) if found is None else found[1] > 0
     unknown = (seen & ~used).nonzero()  # (pairs, 2)
     unknown = unknown if found is None else unknown[:: max(1, len(unknown) // 8)]
     for row in unknown[:, 0].unique():

@@ -17,10 +17,9 @@ from torch import Tensor, nn
 
 from tril.model.causality.certificate import Certificate
 from tril.model.causality.claims import Result, first_true
-from tril.model.causality.gradients import measure_gradients
+from tril.model.causality.gradients import check_hidden
 from tril.model.causality.model import Model, ModelError, one_line, randomize, same_random_numbers, visible_by_windows
-from tril.model.causality.state import State, positions_in_order
-from tril.model.causality.texts import Texts
+from tril.model.causality.state import State, Texts, positions_in_order
 
 Losses = Callable[[Tensor, Tensor], Tensor]
 Batch = tuple[Tensor, Tensor]  # inputs and targets, int64 (B, T) each
@@ -140,8 +139,8 @@ def check_loss(
     state = State(name, of_inputs, texts[0], bound=ROUNDING)
     certificate.add(state.repeatable())
     certificate.judge(state, state.future(length, REDRAWS * n))
-    if (found := measure_gradients(state, length, QUERIES)) is not None:
-        certificate.add(found.hidden)
+    if found := check_hidden(state, length, QUERIES):
+        certificate.add(found[0])
     known = lambda ids: torch.where(targets >= 0, ids, targets)  # noqa: E731
     of_targets = model_of_losses(model, lambda ids: losses(inputs.clone(), known(ids)), n, "target")
     state = State(name, of_targets, texts[1], bound=ROUNDING)
@@ -192,10 +191,9 @@ def modes(model: nn.Module | None) -> Iterator[str]:
     if model is None:
         yield "current mode"
         return
-    parameter = next(model.parameters(), None)
-    for weights in ("own",) if parameter is None else ("own", "random"):
-        if parameter is not None and weights == "random":  # weights of 0 hide what a loss depends on
-            randomize(model, torch.Generator(parameter.device).manual_seed(0))
+    for weights in ("own", "random"):
+        if weights == "random":  # weights of 0 hide what a loss depends on
+            randomize(model)
         for training in (False, True):
             model.train(training)
             yield f"weights={weights} mode={'training' if training else 'evaluation'}"
@@ -253,8 +251,6 @@ def check_shift(certificate: Certificate, batches: Batches, vocab_size: int, nam
     """
     try:
         pairs = batches_of(batches, torch.arange(TEXT_SIZE) + vocab_size)
-    except ValueError:
-        raise
     except Exception as error:  # of a pipeline that looks tokens up
         certificate.note(f"shift is left out, because batches(distinct ids) raised {one_line(error)}")
         return

@@ -8,16 +8,13 @@ from collections.abc import Callable
 
 import pytest
 
-# Modules of the package `tril` that pytest takes for modules of the top level, see `pytest_addoption`
-FOLDERS = {"model", "data", "scripts", "train"}
-
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     # pytest rewrites the assertions in all modules of a distribution with a plugin. It takes them from the list of the
     # wheel's files, without the first folder where no module lies outside of it, so a user's own model.py would be
     # rewritten; torch.compile(fullgraph=True) then fails at assertions on tensors. pytest has no option against this.
     hook = getattr(pluginmanager, "rewrite_hook", None)
-    getattr(hook, "_must_rewrite", set()).difference_update(FOLDERS)
+    getattr(hook, "_must_rewrite", set()).difference_update({"model", "data", "scripts", "train"})
 
 
 @pytest.fixture

@@ -15,11 +15,10 @@ from torch import Tensor, nn
 from tril.model.causality.certificate import Certificate
 from tril.model.causality.claims import Claim, Result, once
 from tril.model.causality.gpt import REFERENCE, reference_of, with_ways
-from tril.model.causality.gradients import measure_gradients
+from tril.model.causality.gradients import check_hidden
 from tril.model.causality.loss import SUM_ROUNDING, Batch, Losses, check_shift, model_of_losses
 from tril.model.causality.model import SOME_LOGITS, Model, randomize, visible_by_windows
-from tril.model.causality.state import State
-from tril.model.causality.texts import Texts
+from tril.model.causality.state import State, Texts
 from tril.model.checkpoint import Checkpoint
 from tril.model.gpt import GPT
 from tril.model.masks import document_options
@@ -81,8 +80,8 @@ def check_weights(certificate: Certificate, step: Step, seed: int) -> None:
     state = step.state(model, f"model precision={step.precision}", seed)
     certificate.add(state.repeatable())
     certificate.judge(state, state.future(length, ROWS))
-    if (found := measure_gradients(state, length, QUERIES)) is not None:
-        certificate.add(found.hidden)
+    if found := check_hidden(state, length, QUERIES):
+        certificate.add(found[0])
     step.gpt.train()
     visible = model.visible if step.document_eot is None else visible_by_windows  # an end of text changes positions
     for length in step.lengths:
@@ -138,22 +137,18 @@ def check_backward(certificate: Certificate, gpt: GPT, ids: Tensor, targets: Ten
         for model, x, y in ((gpt, ids, targets), (reference, ids.cpu(), targets.cpu()))
     )
     scale = max(g.norm().item() for g in expected)
-    names = [name for name, _ in gpt.named_parameters()]
-    sizes = [(a.cpu().double() - b).norm().item() / scale for a, b in zip(found, expected, strict=True)]
-    worst = max(range(len(sizes)), key=sizes.__getitem__)
-    where = f"the gradient of {names[worst]} differs: {REFERENCE}" if not sizes[worst] <= bound else ""
+    grads = zip(gpt.named_parameters(), found, expected, strict=True)
+    sizes = {name: (a.cpu().double() - b).norm().item() / scale for (name, _), a, b in grads}
+    worst = max(sizes, key=sizes.__getitem__)
+    where = f"the gradient of {worst} differs: {REFERENCE}" if not sizes[worst] <= bound else ""
     result = Result("equal", "gradients of the loss", ids.shape[1], sizes[worst], bound, len(sizes), where)
     certificate.add(result)
 
 
 def check_windows(certificate: Certificate, windows: Windows, step: Step) -> None:
     """No target of the windows of training and validation stands among its inputs."""
-    length = step.gpt.config.context_length
-    for part in windows(torch.arange(length + 2)):
-
-        def batches(tokens: Tensor, _: torch.Generator, part: str = part) -> Iterable[Batch]:
-            return itertools.islice(windows(tokens)[part] if len(tokens) > length + 1 else (), MAX_BATCHES)
-
+    for part in windows(torch.arange(step.gpt.config.context_length + 2)):
+        batches = lambda tokens, _, part=part: itertools.islice(windows(tokens)[part], MAX_BATCHES)  # noqa: E731
         check_shift(certificate, batches, step.gpt.config.vocab_size, f"windows={part}")
 
 

@@ -12,7 +12,7 @@ import torch
 
 from tril.data.settings import one_line
 from tril.model.atomic_files import write_json
-from tril.model.causality.hf import quiet
+from tril.model.causality.interface import quiet
 from tril.model.checkpoint import Checkpoint, verdict
 from tril.model.generation.language_model import LanguageModel
 from tril.model.gpt import GPTConfig

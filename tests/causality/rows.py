@@ -604,27 +604,6 @@ TEXTS = [
 ]
 ROWS = [*MASKS, *SCORES, *LAYERS, *TOKENS, *CACHES, *CORRECT, *PIPELINES, *TEXTS]
 
-PUBLISHED = {  # rows that rebuild a published leak, and its page on github.com
-    "big_bird_with_an_encoder_mask": "huggingface/transformers/issues/48745",
-    "megatron_bert_with_an_encoder_mask": "huggingface/transformers/issues/48745",
-    "llama4_with_an_inverted_mask": "huggingface/transformers/pull/38094",
-    "doge_with_a_dynamic_mask": "huggingface/transformers/issues/48748",
-    "hidden_keys_shown_by_sdpa": "rasbt/LLMs-from-scratch/pull/1062",
-    "causal_flag_dropped_with_dropout": "keras-team/keras/issues/23038",
-    "causal_flag_dropped_with_padding": "keras-team/keras/pull/23040",
-    "causal_flag_not_forwarded": "keras-team/keras/issues/21284",
-    "attention_heads_that_choose_tokens": "piotrpiekos/MoSA/issues/3",
-    "linformer_with_a_causal_flag": "tatp22/linformer-pytorch/issues/25",
-    "aggregation_inside_a_block": "karpathy/nanochat/issues/844",
-    "fft_convolution_without_zero_padding": "karpathy/nanochat/issues/844",
-    "same_padding_of_a_convolution": "tensorflow/models/issues/10062",
-    "downsampling": "lucidrains/magvit2-pytorch/pull/27",
-    "prefill_without_a_mask": "Mikyx-1/TinyLLM/issues/17",
-    "no_mask_after_32_cached_tokens": "tenstorrent/tt-metal/issues/48899",
-    "mask_aligned_with_the_first_key": "pytorch/executorch/pull/21749",
-    "bigram_key_with_its_target": "openai/parameter-golf/pull/779",
-}
-
 
 def each(*kinds: str, leaks: tuple[bool, ...] = (True, False), by_chance: bool = True) -> Any:
     """Parametrizes a test with the rows of these kinds; every fourth leak and every twelfth other row is not slow.

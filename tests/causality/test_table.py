@@ -13,8 +13,7 @@ from tests.causality.net import V
 from tests.causality.rows import each
 from tril.model.causality import certify, certify_loss
 from tril.model.causality.interface import as_model
-from tril.model.causality.state import State
-from tril.model.causality.texts import Texts
+from tril.model.causality.state import State, Texts
 
 SECONDS = {True: 10.0, False: 0.1}  # for leaks, whose search ends when one is found, and for correct models
 
