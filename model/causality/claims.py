@@ -16,7 +16,6 @@ from tril.model.causality.model import FIRST_SEED, Model, tensors_in
 
 ROUNDING, ROUNDING64 = 1e-5, 1e-11  # of the largest value: two computations of it, in float32 and in float64
 
-Pair = tuple[Tensor, Tensor]  # ids of two passes
 Event = tuple[str, str, list[Tensor]]  # name of a submodule, "in" or "out", values at the query
 
 
@@ -120,7 +119,7 @@ def locate(model: Model, claim: Claim, change: Tensor, bound: float) -> tuple[st
     if not isinstance(claim.other, Tensor):
         return f"{output} {query} {claim.says}, by {change[row, query]:.2g}", {"query": query}
 
-    def begins(pair: Pair, rows: tuple[int, int], query: int) -> tuple[str, str]:
+    def begins(pair: tuple[Tensor, Tensor], rows: tuple[int, int], query: int) -> tuple[str, str]:
         """The end of the message, and the name of the submodule."""
         place = first_difference(model, pair, rows, query, claim.seed, exact=not bound)
         return "" if place is None else f", first in {place or 'the code of the model itself'}", place or ""
@@ -169,11 +168,12 @@ def locate(model: Model, claim: Claim, change: Tensor, bound: float) -> tuple[st
 
 
 def first_difference(
-    model: Model, pair: Pair, rows: tuple[int, int], query: int, seed: int, *, exact: bool
+    model: Model, pair: tuple[Tensor, Tensor], rows: tuple[int, int], query: int, seed: int, *, exact: bool
 ) -> str | None:
     """Name of the first submodule with equal inputs and different outputs at the query of two passes.
 
     Args:
+        pair: the ids of the passes.
         rows: that are compared.
         exact: equal means bit for bit; otherwise up to rounding.
 

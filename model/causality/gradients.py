@@ -39,8 +39,7 @@ def check_hidden(state: State, length: int, n_queries: int) -> tuple[Result, Gra
         precise = None if twin is None else gradients(twin, ids, queries)
         if precise is None:
             bound = ROUNDING * size.max().item()
-            undecided = "inputs that an output does not see have gradients, which may be rounding: no float64 twin"
-            undecided += f" ({reason})"
+            undecided = f"hidden inputs have gradients, which may be rounding: no float64 twin ({reason})"
         else:
             size, bound = precise, ROUNDING64 * precise.max().item()
     worst = size.masked_fill(~hidden, 0.0).nan_to_num(nan=torch.inf).max().item()

@@ -48,8 +48,11 @@ class Texts:
         self.vocab_size, self.tokens = vocab_size, tokens
         self.generator = torch.Generator().manual_seed(seed)
         ends = [*range(4), *range(vocab_size - 2, vocab_size)]
-        self.special = list(dict.fromkeys(i for i in (*special, *ends) if 0 <= i < vocab_size))
-        self.repeated = itertools.cycle(self.special)
+        self.special = sorted({i for i in (*special, *ends) if 0 <= i < vocab_size})
+        given = [i for i in special if i in self.special]
+        # Every other one is of the given ids.
+        turns = [i for pair in zip(itertools.cycle(given), self.special) for i in pair] if given else self.special
+        self.repeated = itertools.cycle(turns)
         self.kinds = itertools.cycle(KINDS if tokens is None else ("passage", *KINDS))
         self.n_drawn, self.n_swept = 0, 0
 

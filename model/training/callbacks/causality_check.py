@@ -63,14 +63,12 @@ class CausalityCheck(Callback):
         """
         tested: dict[str, Any] = {"certified_at_step": step}
         summary = pl_module.payload["certificate"] = certificate.summary() | tested
-        n_checks, failed = len(certificate.results), summary["failed"]
+        failed = summary["failed"]
         if trainer.is_global_zero:
             write_json(self.path, certificate.to_dict() | tested)
             if failed or step is None:
-                says = (
-                    f"FAILS: {failed[0]}" if failed else f"certified in {certificate.seconds:.1f} s ({n_checks} checks)"
-                )
-                print(f"causal  {says}", flush=True)
+                says = f"certified in {certificate.seconds:.1f} s ({len(certificate.results)} checks)"
+                print(f"causal  FAILS: {failed[0]}" if failed else f"causal  {says}", flush=True)
         if failed and not self.allow_leak:
             fails = f"fails ({failed[0]}), so the losses of this model would be false"
             remedy = f"see {self.path}, or set causality.allow_leak=true to train it anyway"
