@@ -92,6 +92,14 @@ def test_a_gradient_shows_what_a_loss_takes_from_a_later_input():
         assert [result.check for result in report.failures] == checks
 
 
+@pytest.mark.parametrize(("distance", "checks"), [(-1, []), (0, ["shift"]), (3, ["shift"])])
+def test_targets_among_the_inputs_of_given_batches_are_found(distance, checks):
+    model, x = Gated(lambda ids: 0 * ids), torch.randint(SIZE, (2, T), generator=torch.Generator().manual_seed(0))
+    losses = lambda x, y: nn.functional.cross_entropy(model(x).mT, y, reduction="none")  # noqa: E731
+    report = certify_loss(losses, [(x, x.roll(distance, 1))], model=model, vocab_size=SIZE)
+    assert [result.check for result in report.failures] == checks
+
+
 def test_a_leak_is_found_where_few_of_many_logits_are_computed():
     """Which is everywhere but in the model's own weights, of which zeros hide it."""
     for n, leaks in ((0.0, False), (1.0, True)):

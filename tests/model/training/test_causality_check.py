@@ -80,6 +80,13 @@ def test_targets_among_the_inputs_are_found_in_each_part(part, change):
     assert failed(module_of(), windows_of=changed) == {f"shift windows={part}"}
 
 
+def test_a_loss_that_is_not_that_of_its_logits_is_found():
+    module = module_of()
+    nll = module.model.nll
+    module.model.nll = lambda ids, y, **more: (1 + 0.01 * (y % 2)) * nll(ids, y, **more)
+    assert failed(module) == {"targets loss mode=evaluation"}
+
+
 @pytest.mark.parametrize(
     ("wrong", "state"),
     [
@@ -113,6 +120,7 @@ def test_nothing_else_changes_and_each_validation_adds_two_checks(tmp_path, caps
         callback.on_validation_end(trainer_of(state=SimpleNamespace(fn=fn), **values), module)
         assert module.payload["certificate"]["checks"]["future"] == n_checks + 2  # the model, and the loss
         assert module.payload["certificate"]["certified_at_step"] == min(step, 4)
+    assert not any(part.training for part in module.modules()), "as Lightning has it at a validation"
     assert capsys.readouterr().out == "" and seeds == [0, 2, 4], "other texts and positions each time"
     assert json.loads((tmp_path / "causality.json").read_text())["checks"] == module.payload["certificate"]["checks"]
     assert torch.equal(torch.rand(3), expected)
