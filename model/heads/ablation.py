@@ -1,12 +1,14 @@
-"""How much the loss rises without each head: removed one at a time, and one after another. Its output is set to zero.
+"""How much the loss rises without each head: removed one at a time. Its output is set to zero.
 
 Letters: G clusters of targets (documents), V variants of a model, S seeds, L layers, H heads.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
@@ -17,20 +19,12 @@ from tril.model.config import GPTConfig
 from tril.model.generation.generate import inference
 from tril.model.gpt import GPT
 from tril.model.heads.attention_maps import TokenWindows
-from tril.model.heads.records import Head, all_heads, head_name
+from tril.model.heads.records import all_heads, head_name
 from tril.model.text_clusters import TextClusters
 
 
-def gate_without(config: GPTConfig, heads: Sequence[Head]) -> Tensor:
-    """The gate that removes the heads: (L, H) float32, 0 for those and 1 for others."""
-    gate = torch.ones(config.n_layers, config.n_heads)
-    for head in heads:
-        gate[head] = 0
-    return gate
-
-
 def head_gate(config: GPTConfig, names: Sequence[str]) -> Tensor:
-    """The gate that removes the named heads ("L0H3": layer 0, head 3), see `gate_without`.
+    """The gate that removes the named heads ("L0H3": layer 0, head 3): (L, H) float32, 0 for those and 1 for others.
 
     Raises:
         ValueError: the model has no such head.
@@ -43,7 +37,10 @@ def head_gate(config: GPTConfig, names: Sequence[str]) -> Tensor:
         valid = f"L0H0 to {head_name((config.n_layers - 1, config.n_heads - 1))}"
         shape = f"{config.n_layers} layers of {config.n_heads} heads"
         raise ValueError(f"the model has no head {', '.join(map(repr, unknown))}; with {shape}, use {valid}")
-    return gate_without(config, [heads[name] for name in names])
+    gate = torch.ones(config.n_layers, config.n_heads)
+    for name in names:
+        gate[heads[name]] = 0
+    return gate
 
 
 def obstacle(model: GPT) -> str | None:
@@ -74,49 +71,36 @@ class Ablation:
         """The mean loss of the whole model, in nats per token."""
         return self.clusters.mean(self.whole).mean
 
-    @property
-    def order(self) -> list[Head]:
-        """The heads from the least to the most important."""
-        by_loss = self.single.sum(-1).flatten().argsort(stable=True).tolist()  # (L*H,)
-        return [divmod(i, self.single.shape[1]) for i in by_loss]
-
     def rows(self) -> list[dict[str, Any]]:
         """The change of the loss without each head, by layer; the intervals of all heads hold together."""
-        changes = zip(sorted(self.order), self.compare(self.single.flatten(0, 1)), strict=True)
-        return [{"head": head_name(head), **change_row(change)} for head, change in changes]
-
-    def compare(self, sums: Tensor) -> list[Comparison]:
-        """The model without some heads, whose losses have the sums (V, G), compared with the whole one."""
-        return _compare(self.clusters, torch.cat([self.whole[None], sums])[:, None], of_models=True)
+        sums = torch.cat([self.whole[None], self.single.flatten(0, 1)])  # (1 + L*H, G)
+        changes = _compare(self.clusters, sums[:, None], of_models=True)
+        heads = np.ndindex(*self.single.shape[:2])
+        return [{"head": head_name(head), **change_row(change)} for head, change in zip(heads, changes, strict=True)]
 
 
 def ablate(model: GPT, text: TokenWindows, clusters: TextClusters) -> Ablation:
-    """Removes every head alone. The model stays unchanged.
+    """Removes every head alone, in evaluation mode; the model stays unchanged. A terminal shows the time left.
+
+    Each removal is a full forward pass over the text whose gate is 0 at the removed head. Starting at the layer of the
+    removed head, as the layers below it keep their outputs, would save about half of the time.
 
     Args:
         clusters: of the targets of `text`.
     """
-    heads = [[head] for head in all_heads(model.config)]
-    whole, *single = losses_without(model, text, clusters, [[], *heads])  # (G,) each
-    return Ablation(clusters, whole, torch.stack(single).unflatten(0, (model.config.n_layers, -1)))
-
-
-def remove_in_turn(model: GPT, text: TokenWindows, ablation: Ablation) -> list[dict[str, Any]]:
-    """Removes one head after another, the least important first.
-
-    Args:
-        ablation: of the model on `text`.
-
-    Returns:
-        One row per number of removed heads, from 0 on; the intervals of all rows hold together.
-    """
-    order, loss = ablation.order, ablation.loss
-    sums = losses_without(model, text, ablation.clusters, [order[: n + 1] for n in range(len(order))])  # (L*H, G)
-    rows = [{"n_removed": 0, "removed_last": None, "loss": loss, "change": 0.0, "low": 0.0, "high": 0.0}]
-    for head, change in zip(order, ablation.compare(sums), strict=True):
-        row = {"n_removed": len(rows), "removed_last": head_name(head), "loss": loss + change.difference.mean}
-        rows.append(row | change_row(change))
-    return rows
+    shape = (model.config.n_layers, model.config.n_heads)
+    n_heads, first = math.prod(shape), 0
+    gates = torch.cat([torch.ones(1, n_heads), 1 - torch.eye(n_heads)]).unflatten(1, shape)  # (1 + L*H, L, H)
+    sums = torch.zeros(len(gates), len(clusters.targets), dtype=torch.float64)
+    bar = tqdm(total=len(gates) * len(text.ids), desc="removing heads", unit=" windows", **PROGRESS)
+    with inference(list(model.modules())), bar:
+        for ids, targets, options in text.batches(model.embed.weight.device):
+            for row, gate in enumerate(gates.to(ids.device)):
+                nll = model.nll(ids, targets, head_gate=gate, **options)  # (B, T)
+                sums[row] += clusters.sums(nll, first)
+                bar.update(len(ids))
+            first += len(ids)
+    return Ablation(clusters, sums[0], sums[1:].unflatten(0, shape))
 
 
 def average(ablations: Sequence[Ablation]) -> dict[str, Comparison]:
@@ -130,37 +114,11 @@ def average(ablations: Sequence[Ablation]) -> dict[str, Comparison]:
     sums, (n_layers, n_heads, _) = [], ablations[0].single.shape
     for ablation in ablations:
         layers = ablation.whole + (ablation.single - ablation.whole).sum(1)  # (L, G)
-        ranked = [ablation.single[head] for head in reversed(ablation.order)]
-        sums.append(torch.stack([ablation.whole, *layers, *ranked]))  # (1 + L + L*H, G)
+        heads = ablation.single.flatten(0, 1)  # (L*H, G)
+        ranked = heads[heads.sum(-1).argsort(stable=True).flip(0)]  # the most important head first
+        sums.append(torch.cat([ablation.whole[None], layers, ranked]))  # (1 + L + L*H, G)
     names = [*(f"layer {layer}" for layer in range(n_layers)), *(f"rank {n}" for n in range(1, n_layers * n_heads + 1))]
     return dict(zip(names, _compare(ablations[0].clusters, torch.stack(sums, 1), of_models=False), strict=True))
-
-
-def losses_without(
-    model: GPT, text: TokenWindows, clusters: TextClusters, removals: Sequence[Sequence[Head]]
-) -> Tensor:
-    """The losses of each cluster without some heads, in evaluation mode. On a terminal, a bar shows the time left.
-
-    Each removal is a full forward pass over the text whose gate is 0 at the removed heads. Starting at the layer of the
-    removed head, as the layers below it keep their outputs, would save about half of the time.
-
-    Args:
-        removals: the heads to remove together; an empty list: the whole model.
-
-    Returns:
-        Sums in nats, (number of removals, G) float64.
-    """
-    sums, first = torch.zeros(len(removals), len(clusters.targets), dtype=torch.float64), 0
-    gates = [gate_without(model.config, heads) for heads in removals]
-    bar = tqdm(total=len(gates) * len(text.ids), desc="removing heads", unit=" windows", **PROGRESS)
-    with inference(list(model.modules())), bar:
-        for ids, targets, options in text.batches(model.embed.weight.device):
-            for row, gate in enumerate(gates):
-                nll = model.nll(ids, targets, head_gate=gate.to(ids.device), **options)  # (B, T)
-                sums[row] += clusters.sums(nll, first)
-                bar.update(len(ids))
-            first += len(ids)
-    return sums
 
 
 def change_row(change: Comparison) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Pictures of heads: of a model, its removals and scores; of a sweep, the removals over seeds."""
+"""Pictures of heads: of a model, the loss without each and the scores; of a sweep, the losses over seeds."""
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 COLOR = "tab:blue"
 DPI = 130
-MAX_ANNOTATED = 24  # heads whose names fit along a curve
 OVER_TIME = [["previous", "first"], ["self", "induction"], ["entropy", "distance"], ["losses", "legend"]]
 
 
@@ -34,22 +33,18 @@ def saved_figure(path: str | Path, width: float, height: float) -> Iterator["Fig
     figure.savefig(path, dpi=DPI)
 
 
-def plot_heads(
-    path: str | Path, ablation: Ablation, removal: Sequence[Mapping[str, Any]], records: "DataFrame | None" = None
-) -> None:
-    """PNG: the loss without each head, without more and more heads, and the scores of every head over the steps.
+def plot_heads(path: str | Path, ablation: Ablation, records: "DataFrame | None" = None) -> None:
+    """PNG: the loss without each head, and the scores of every head over the steps.
 
     Args:
-        removal: see `ablation.remove_in_turn`.
         records: see `records.read_records`; None: the run has none.
     """
     n_layers, n_heads = ablation.single.shape[:2]
-    panels: Any = [["alone", "in turn"], *([] if records is None else OVER_TIME)]
+    panels: Any = [["alone", "alone"], *([] if records is None else OVER_TIME)]
     heights = [max(4.0, 0.6 * n_layers + 1.2), *[3.0] * (len(panels) - 1)]
-    with saved_figure(path, 2 * max(6.0, 0.8 * n_heads + 1.5), sum(heights)) as figure:
+    with saved_figure(path, max(6.0 if records is None else 12.0, 0.8 * n_heads + 1.5), sum(heights)) as figure:
         axes = figure.subplot_mosaic(panels, height_ratios=heights)
         draw_ablation(axes["alone"], ablation)
-        draw_removal(axes["in turn"], removal)
         if records is not None:
             draw_records(axes, records)
 
@@ -76,25 +71,6 @@ def draw_ablation(axes: "Axes", ablation: Ablation) -> None:
     axes.set_title(f"Each head removed alone, ± its interval over {ablation.clusters.unit}{hatched}", fontsize=10)
     axes.set(xlabel="head", ylabel="layer", xticks=range(n_heads), yticks=range(n_layers))
     axes.figure.colorbar(image, ax=axes, label="rise of the loss, nats per token", pad=0.02)
-
-
-def draw_removal(axes: "Axes", rows: Sequence[Mapping[str, Any]]) -> None:
-    """The loss with more and more heads removed, the least important first, with the paired interval as a band."""
-    whole = rows[0]["loss"]
-    axes.plot([row["loss"] for row in rows], color=COLOR, lw=1.4, marker="o", ms=3)
-    low, high = ([whole + row[end] for row in rows] for end in ("low", "high"))
-    axes.fill_between(range(len(rows)), low, high, color=COLOR, alpha=0.2, lw=0)
-    for row in rows[1:] if len(rows) <= MAX_ANNOTATED else []:
-        style = {"xytext": (0, 6), "va": "bottom", "ha": "center", "rotation": 90, "fontsize": 7, "color": COLOR}
-        axes.annotate(row["removed_last"], (row["n_removed"], row["loss"]), textcoords="offset points", **style)
-    axes.axhline(whole, color="grey", ls="--", lw=1)
-    axes.margins(y=0.15)
-    title = "Heads removed one after another, the least important first\ndashed: the whole model"
-    axes.set_title(title, fontsize=10)
-    axes.set(xlabel="heads removed", ylabel="loss, nats per token")
-    axes.locator_params(axis="x", integer=True)
-    axes.grid(axis="y", alpha=0.3)
-    axes.set_axisbelow(True)
 
 
 def draw_records(panels: "Mapping[str, Axes]", records: "DataFrame") -> None:
