@@ -107,14 +107,14 @@ def score_windows(
     lm: LanguageModel, inputs: Tensor, targets: Tensor, document_eot: int | None
 ) -> tuple[np.ndarray, np.ndarray]:
     """`nll` and `correct` of the targets (N, T) that are not IGNORE, see `ScoredText`; on a terminal, with a bar."""
-    model, modules, scores = lm.model, list(lm.model.modules()), []
+    model, scores = lm.model, []
     size = max(1, TOKENS_PER_BATCH // inputs.shape[1])
     with tqdm(total=len(inputs), desc="evaluation", unit=" windows", **PROGRESS) as bar:
         for ids, expected in zip(inputs.split(size), targets.split(size), strict=True):
             longest = int((expected != IGNORE).sum(1).max())  # below T in the last window
             ids, expected = (x[:, :longest].to(model.embed.weight.device) for x in (ids, expected))
             scored = expected != IGNORE
-            with inference(modules):
+            with inference(model):
                 hidden = model.hidden(ids, **document_options(ids, document_eot))[scored]  # (targets, C)
                 logits, expected = model.logits(hidden).float(), expected[scored]  # (targets, V), (targets,)
                 nll = F.cross_entropy(logits, expected, reduction="none")  # as in GPT.nll

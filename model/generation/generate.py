@@ -35,6 +35,7 @@ def generate_ids(
     eot_id: int | None = None,
     vocab_size: int | None = None,
     first: Tensor | None = None,
+    observe: Callable[[Tensor, Choice, int], None] | None = None,
     **options,
 ) -> Iterator[Tensor]:
     """Continues each prompt.
@@ -48,6 +49,7 @@ def generate_ids(
             no token ends a row.
         vocab_size: ids from this one on pad the vocabulary and are never drawn; None: all may be drawn.
         first: (B, vocab_size) bool, the ids that the first step may draw; None: all.
+        observe: called in each step with the logits (B, V), how the ids are chosen, and the length of the context.
         **options: use_cache, head_gate and compile of `Rows`.
 
     Yields:
@@ -61,7 +63,12 @@ def generate_ids(
     ended = torch.zeros(len(prompts), dtype=torch.bool, device=device)  # (B,)
     for step in range(sampling.max_new_tokens):
         choice.draw(generator)
-        ids = rows.choose(choice if step or first is None else choice._replace(allowed=first.to(device)))  # (B,)
+        used = choice if step or first is None else choice._replace(allowed=first.to(device))
+        if observe is None:
+            ids = rows.next(used)  # (B,)
+        else:
+            observe(logits := rows.next(), used, rows.length)
+            ids = choose(logits, used)
         if eot_id is not None:
             ids = ids.masked_fill(ended, eot_id)
             ended |= ids == eot_id
@@ -100,7 +107,6 @@ class Rows:
     ):
         self.model, self.limit, device = model, model.config.context_length, model.embed.weight.device
         self.head_gate = None if head_gate is None else head_gate.to(device)
-        self.modules = list(model.modules())  # listed once: it takes a tenth of a small model's step
         self.ids = torch.zeros(len(prompts), self.limit + 1, dtype=torch.long, device=device)  # (B, context_length + 1)
         self.cache, self.step = None, None
         self._start([torch.tensor(prompt[-self.limit :], device=device) for prompt in prompts])
@@ -125,11 +131,7 @@ class Rows:
         if self.cache is not None:
             self.cache.length = 0
 
-    def logits(self) -> Tensor:
-        """(B, V), for the next token of each row."""
-        return self.choose(None)
-
-    def choose(self, choice: Choice | None) -> Tensor:
+    def next(self, choice: Choice | None = None) -> Tensor:
         """The next token of each row, (B,); without a choice, the logits (B, V)."""
         if self.length > self.limit:  # all positions move, so the cache starts again
             rows = [ids[n : self.length].clone() for ids, n in zip(self.ids, self.padding, strict=True)]
@@ -149,7 +151,7 @@ class Rows:
             if self.guards_checked:
                 stance = torch.compiler.set_stance("default", skip_guard_eval_unsafe=True)
             self.guards_checked = True
-        with inference(self.modules), stance:
+        with inference(self.model), stance:
             out = step(self.model, self.ids[:, start : self.length], columns, n_keys, self.shift, choice, **options)
         return out.clone()  # the next compiled step reuses its output memory; also, a clone may be changed in place
 
@@ -199,9 +201,10 @@ def compiled_step(device_type: str) -> Callable[..., Tensor]:
 
 
 @contextlib.contextmanager
-def inference(modules: Sequence[nn.Module]) -> Iterator[None]:
+def inference(model: nn.Module) -> Iterator[None]:
     """Disables gradients and sets evaluation mode; afterwards each module is back in its previous mode."""
-    training = [module for module in modules if module.training]
+    # The list takes a tenth of a small model's step, so a model in evaluation mode goes without.
+    training = [module for module in model.modules() if module.training] if model.training else []
     try:
         for module in training:
             module.training = False

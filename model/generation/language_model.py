@@ -8,7 +8,6 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from tokenizers import Tokenizer
@@ -126,11 +125,15 @@ class LanguageModel:
         """One token on its own; "\\ufffd" for a part of a character."""
         return self.tokenizer.decode([token], skip_special_tokens=False)
 
-    def split(self, prompt: str) -> "Start":
+    def split(self, prompt: str) -> tuple[list[int], list[int], Tensor]:
         """Token healing: what generation starts from, without a whitespace token at the end of the prompt.
 
         A tokenizer that joins a space with the word after it hardly ever produces a separate space, so the one at the
         end of "def " is out of distribution. The first new token is drawn from those that start with that space.
+
+        Returns:
+            The ids of the prompt, those after them, which the first new token replaces, and which tokens it may be,
+            (n_ids,) bool.
 
         Raises:
             ValueError: the prompt contains characters that the tokenizer does not know.
@@ -140,50 +143,40 @@ class LanguageModel:
             space = str(self.tokenizer.id_to_token(ids[-1]))
             choices = [i for token, i in self.tokenizer.get_vocab().items() if token.startswith(space)]
             if len(choices) > 1:
-                return Start(ids[:-1], ids[-1:], torch.zeros_like(every).index_fill(0, torch.tensor(choices), True))
-        return Start(ids, [], every)
+                return ids[:-1], ids[-1:], torch.zeros_like(every).index_fill(0, torch.tensor(choices), True)
+        return ids, [], every
 
-    def _pieces(self, prompts: Sequence[str], max_new_tokens: int, **options) -> Iterator[list[str]]:
-        """One list per step, with the new text of each prompt. Mistakes are raised by the call, before the first."""
-        of_rows = {name: options.pop(name) for name in ("use_cache", "head_gate", "compile") if name in options}
-        config = self.sampling(max_new_tokens=max_new_tokens, **options)
+    def steps(
+        self, prompts: Sequence[str], sampling: SamplingConfig, **options
+    ) -> tuple[Iterator[Tensor], list["TextStream"]]:
+        """The new ids of each step, and for each prompt what makes its text of them. The call raises mistakes.
+
+        Args:
+            **options: use_cache, head_gate, compile and observe of `generate_ids`.
+        """
         if not prompts:
             raise ValueError("there is no prompt; give at least one")
         distinct = {prompt: self.split(prompt) for prompt in dict.fromkeys(prompts)}
-        starts = [distinct[prompt] for prompt in prompts]
-        steps = generate_ids(
-            self.model,
-            [start.ids for start in starts],
-            config,
-            eot_id=self.eot_id,
-            vocab_size=self.n_ids,
-            first=torch.stack([start.allowed for start in starts]) if any(start.replaced for start in starts) else None,
-            **of_rows,
-        )
-        end = {"eot_id": self.eot_id, "stops": config.stop or ()}
-        return _release(steps, [TextStream(self.tokenizer, start.ids, start.replaced, **end) for start in starts])
+        ids, replaced, allowed = zip(*(distinct[prompt] for prompt in prompts), strict=True)
+        first = torch.stack(allowed) if any(replaced) else None
+        choices = {"eot_id": self.eot_id, "vocab_size": self.n_ids, "first": first}
+        steps = generate_ids(self.model, list(ids), sampling, **choices, **options)
+        end = {"eot_id": self.eot_id, "stops": sampling.stop or ()}
+        return steps, [TextStream(self.tokenizer, *start, **end) for start in zip(ids, replaced, strict=True)]
 
+    def _pieces(self, prompts: Sequence[str], max_new_tokens: int, **options) -> Iterator[list[str]]:
+        """One list per step, with the new text of each prompt. The call raises mistakes."""
+        of_rows = {name: options.pop(name) for name in ("use_cache", "head_gate", "compile") if name in options}
+        steps, streams = self.steps(prompts, self.sampling(max_new_tokens=max_new_tokens, **options), **of_rows)
 
-class Start(NamedTuple):
-    """What generation starts from.
+        def pieces() -> Iterator[list[str]]:
+            for ids in steps:
+                yield [stream.push(token) for stream, token in zip(streams, ids.tolist(), strict=True)]
+                if all(stream.ended for stream in streams):
+                    break
+            yield [stream.finish() for stream in streams]
 
-    Attributes:
-        ids: of the prompt.
-        replaced: the ids after them, which the first new token replaces.
-        allowed: (n_ids,) bool, which tokens may be the first new one.
-    """
-
-    ids: list[int]
-    replaced: list[int]
-    allowed: Tensor
-
-
-def _release(steps: Iterator[Tensor], streams: Sequence["TextStream"]) -> Iterator[list[str]]:
-    for ids in steps:
-        yield [stream.push(token) for stream, token in zip(streams, ids.tolist(), strict=True)]
-        if all(stream.ended for stream in streams):
-            break
-    yield [stream.finish() for stream in streams]
+        return pieces()
 
 
 class TextStream:

@@ -93,7 +93,7 @@ def ablate(model: GPT, text: TokenWindows, clusters: TextClusters) -> Ablation:
     gates = torch.cat([torch.ones(1, n_heads), 1 - torch.eye(n_heads)]).unflatten(1, shape)  # (1 + L*H, L, H)
     sums = torch.zeros(len(gates), len(clusters.targets), dtype=torch.float64)
     bar = tqdm(total=len(gates) * len(text.ids), desc="removing heads", unit=" windows", **PROGRESS)
-    with inference(list(model.modules())), bar:
+    with inference(model), bar:
         for ids, targets, options in text.batches(model.embed.weight.device):
             for row, gate in enumerate(gates.to(ids.device)):
                 nll = model.nll(ids, targets, head_gate=gate, **options)  # (B, T)

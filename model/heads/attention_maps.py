@@ -51,7 +51,7 @@ def capture_attention(model: GPT, callback: Callable[[int, Tensor], None]) -> It
     """
 
     def compute_weights(layer: int, attn: MultiHeadAttention, args, kwargs, result) -> None:
-        with inference(list(attn.modules())):
+        with inference(attn):
             # Not attn(...), which would run this hook again. A cache is written twice, with equal keys and values.
             _, weights = attn.forward(*args, **kwargs | {"need_weights": True})
         callback(layer, weights)
@@ -80,6 +80,6 @@ def attention_maps(model: GPT, ids: Tensor, **options: Any) -> Tensor:
     if model.config.n_heads == 0:
         raise ValueError("model.n_heads=0: blocks without attention have no weights to show; use a model with heads")
     maps = []
-    with inference(list(model.modules())), capture_attention(model, lambda layer, weights: maps.append(weights)):
+    with inference(model), capture_attention(model, lambda layer, weights: maps.append(weights)):
         model.hidden(ids, **options)
     return torch.stack(maps)

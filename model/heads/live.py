@@ -4,14 +4,13 @@ Letters: L layers, H heads, S tokens in the context, V vocabulary.
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from tril.model.generation.generate import Rows
 from tril.model.generation.language_model import LanguageModel, TextStream
-from tril.model.generation.sampling import Choice, choose, probabilities
+from tril.model.generation.sampling import Choice, probabilities
 from tril.model.heads.attention_maps import capture_attention
 
 N_CANDIDATES = 10
@@ -60,64 +59,52 @@ def prompt_tokens(lm: LanguageModel, prompt: str) -> list[tuple[str, str]]:
     A space at the end of the prompt is missing if it becomes part of the first new token (see `LanguageModel.split`).
     """
     stream = TextStream(lm.tokenizer)
-    return [(lm.token_text(token), stream.push(token)) for token in lm.split(prompt).ids]
+    return [(lm.token_text(token), stream.push(token)) for token in lm.split(prompt)[0]]
 
 
 def live_tokens(
-    lm: LanguageModel,
-    prompt: str,
-    *,
-    max_new_tokens: int,
-    seed: int,
-    temperature: float,
-    top_k: int | None,
-    top_p: float | None,
-    repetition_penalty: float | None = None,
-    head_gate: Tensor | None = None,
+    lm: LanguageModel, prompt: str, *, head_gate: Tensor | None = None, **options: Any
 ) -> Iterator[LiveToken]:
     """Continues a prompt with the tokens of `LanguageModel.generate` for the same arguments.
 
     Within a step, hooks on the model capture the attention: only one step at a time may run on a model.
 
+    Args:
+        head_gate: see `GPT.forward`.
+        **options: of `SamplingConfig`.
+
     Raises:
         ValueError: a value is out of range, or the prompt contains characters that the tokenizer does not know.
     """
-    values = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "repetition_penalty": repetition_penalty}
-    sampling = lm.sampling(max_new_tokens=max_new_tokens, seed=seed, **values)
-    prompt_ids, _, allowed = lm.split(prompt)
-    device = lm.model.embed.weight.device
-    generator = torch.Generator(device).manual_seed(seed)
-    choice = Choice.of(sampling, [prompt_ids], lm.n_ids, device)
-    first_choice = choice._replace(allowed=allowed.to(device))
-    rows = Rows(lm.model, [prompt_ids], max_new_tokens=max_new_tokens, head_gate=head_gate)
-    stream = TextStream(lm.tokenizer, prompt_ids, eot_id=lm.eot_id)
+    seen: list[tuple[Tensor, Tensor, int]] = []
 
-    def steps() -> Iterator[LiveToken]:  # a generator of its own: the call raises the errors above, not the first step
-        for step in range(max_new_tokens):
-            choice.draw(generator)
+    def observe(logits: Tensor, choice: Choice, length: int) -> None:
+        drawn_from = probabilities(logits, choice)[0].double().cpu()  # (vocab_size,)
+        seen.append((drawn_from, logits[0, : choice.vocab_size].double().softmax(-1).cpu(), length))
+
+    sampling = lm.sampling(**options)
+    steps, [text_of_prompt] = lm.steps([prompt], sampling, head_gate=head_gate, observe=observe)
+    stream = TextStream(lm.tokenizer, text_of_prompt.ids, eot_id=lm.eot_id)  # its text has a space that was replaced
+    n_tokens, last = len(stream.ids), sampling.max_new_tokens - 1
+
+    def tokens() -> Iterator[LiveToken]:  # a generator of its own: the call raises the errors above, not the first step
+        for step in range(sampling.max_new_tokens):
             maps: list[Tensor] = []
             with capture_attention(lm.model, lambda layer, weights, maps=maps: maps.append(weights[0, :, -1].cpu())):
-                logits = rows.logits()  # (1, V)
-            used = choice if step else first_choice
-            ids = choose(logits, used)  # (1,)
-            token = int(ids)
-            text = stream.push(token) + (stream.finish() if step == max_new_tokens - 1 else "")
-            attention = torch.stack(maps) if maps else torch.empty(0, 0, rows.length)  # (L, H, S)
-            n_dropped, candidates = len(prompt_ids) + step - rows.length, _candidates(lm, logits, used, token)
-            yield LiveToken(token, lm.token_text(token), text, candidates, attention, n_dropped)
-            if token == lm.eot_id:
+                ids = next(steps, None)
+            if ids is None:  # after the end of the text
                 return
-            if choice.seen is not None:
-                choice.seen[0, token] = True
-            rows.append(ids)
+            token, (drawn_from, model, length) = int(ids), seen.pop()
+            text = stream.push(token) + (stream.finish() if step == last else "")
+            candidates = _candidates(lm, drawn_from, model, token)
+            attention = torch.stack(maps) if maps else torch.empty(0, 0, length)  # (L, H, S)
+            yield LiveToken(token, lm.token_text(token), text, candidates, attention, n_tokens + step - length)
 
-    return steps()
+    return tokens()
 
 
-def _candidates(lm: LanguageModel, logits: Tensor, choice: Choice, drawn: int) -> list[Candidate]:
-    """See `LiveToken`; logits are (1, V)."""
-    drawn_from = probabilities(logits, choice)[0].double().cpu()  # (vocab_size,)
-    model = logits[0, : choice.vocab_size].double().softmax(-1).cpu()  # (vocab_size,)
+def _candidates(lm: LanguageModel, drawn_from: Tensor, model: Tensor, drawn: int) -> list[Candidate]:
+    """See `LiveToken`; of probabilities (vocab_size,)."""
     order = torch.where(drawn_from > 0, 1 + drawn_from, model)  # first those that could be drawn
     ids = order.topk(min(N_CANDIDATES, len(order))).indices.tolist()
     ids += [drawn] if drawn not in ids else []

@@ -194,7 +194,7 @@ def _means(
                 totals[name][0, layer] += values.nansum((0, 2))
                 totals[name][1, layer] += (~values.isnan()).sum((0, 2))
 
-        with inference(list(model.modules())), capture_attention(model, accumulate):
+        with inference(model), capture_attention(model, accumulate):
             losses.append(model.nll(ids, targets, **options))
             accumulate(n_layers, uniform)
     means = {name: sums / counts for name, (sums, counts) in totals.items()}  # (L + 1, H) each

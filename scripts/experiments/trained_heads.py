@@ -153,7 +153,7 @@ def earlier_maps(ids: list[int], maps: Mapping[int, np.ndarray], shown: list[int
 
 def next_tokens(lm: LanguageModel, ids: Tensor, options: dict[str, Tensor]) -> list[list[tuple[str, float]]]:
     """After each of the ids (1, T), the most probable tokens with their probabilities; the options are of `GPT`."""
-    with inference(list(lm.model.modules())):
+    with inference(lm.model):
         probabilities = lm.model(ids, **options)[0, :, : lm.n_ids].float().softmax(-1)  # (T, n_ids)
     top = probabilities.topk(min(N_NEXT_TOKENS, lm.n_ids))
     rows = zip(top.indices.tolist(), top.values.tolist(), strict=True)

@@ -26,10 +26,10 @@ PARTS = [
 def forced(model, prompts, new, **options):
     """Logits (steps, B, V) of `Rows`, fed with the tokens `new` (B, steps - 1)."""
     rows = Rows(model, prompts, max_new_tokens=len(new[0]) + 1, **options)
-    logits = [rows.logits()]
+    logits = [rows.next()]
     for ids in torch.tensor(new).T:
         rows.append(ids)
-        logits.append(rows.logits())
+        logits.append(rows.next())
     return torch.stack(logits)
 
 
@@ -120,10 +120,10 @@ def test_models_and_shapes_in_turn_use_separate_graphs_for_all_positions(capture
     runs = [(one, prompts, None), (other, prompts, None), (one, prompts, torch.rand(1, 4)), (one, unequal, None)]
     new = [torch.randint(31, (len(prompts), 15)) for _, prompts, _ in runs]
     rows = [Rows(model, prompts, max_new_tokens=16, head_gate=gate, compile=True) for model, prompts, gate in runs]
-    logits = [[each.logits() for each in rows]]
+    logits = [[each.next() for each in rows]]
     for step in range(15):
         [each.append(tokens[:, step]) for each, tokens in zip(rows, new, strict=True)]
-        logits.append([each.logits() for each in rows])
+        logits.append([each.next() for each in rows])
     for number, (model, prompts, gate) in enumerate(runs):
         for row, prompt in enumerate(prompts):
             found, tokens = torch.stack([each[number][row] for each in logits]), new[number][row].tolist()
