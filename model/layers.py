@@ -4,12 +4,9 @@ B batch, T tokens, C width.
 """
 
 from functools import partial
-from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from tril.model.config import GATED
 
@@ -58,32 +55,11 @@ def make_norm(kind: str | bool, size: int, *, eps: float | None = None, bias: bo
     return NORMS[kind](size, eps, bias)
 
 
-class ReLU2(torch.autograd.Function):
-    """relu(x) ** 2 (So et al. 2021, arXiv:2109.08668). Its gradient is 2 relu(x), in two passes over memory; torch's
-    for x.relu().square() takes four."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        x = x.relu()
-        ctx.save_for_backward(x)
-        return x.square()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        (x,) = ctx.saved_tensors
-        return (grad * x).mul_(2)
-
-
-def relu2(x: Tensor) -> Tensor:
-    return ReLU2.apply(x) if x.requires_grad else x.relu().square()  # `apply` takes longer than the two for one token
-
-
 ACTIVATIONS = {
     "relu": F.relu,
     "gelu": partial(F.gelu, approximate="tanh"),  # as in GPT-2
     "gelu_erf": F.gelu,  # exact, as in nanoGPT
-    "relu2": relu2,
+    "relu2": lambda x: x.relu().square(),  # So et al. 2021, arXiv:2109.08668
     "swiglu": F.silu,  # Shazeer 2020; GATED: of a gate, which is multiplied with the hidden layer
 }
 
