@@ -124,7 +124,7 @@ class Checkpoint:
         model.load_state_dict(copies, assign=True, strict=False)
         model.tie_head()
         with torch.device(device):
-            model.make_tables()
+            model.pos_embed.make_tables()
         return model
 
 

@@ -19,7 +19,6 @@ from tril.model.config import GPTConfig
 from tril.model.initialization import SkipInit, init_weights, rng_state
 from tril.model.kv_cache import KVCache
 from tril.model.layers import MLP, make_norm
-from tril.model.masks import causal_facts
 from tril.model.positions import POSITIONS
 
 IGNORE = -100  # a target that is left out of the loss, torch's default in cross_entropy
@@ -123,7 +122,7 @@ class GPT(nn.Module):
         self.norm = block_norm(config)
         self.head = nn.Linear(config.dim, config.vocab_size, bias=False)
         self.tie_head()
-        self.make_tables()
+        self.pos_embed.make_tables()
         init_weights(self, config, seed)
 
     @classmethod
@@ -136,10 +135,6 @@ class GPT(nn.Module):
         """Makes the weight of the head that of the embedding, where the config says so."""
         if self.config.tie_embeddings:
             self.head.weight = self.embed.weight
-
-    def make_tables(self) -> None:
-        """Registers what follows from the config, and is not in checkpoints, on torch's default device."""
-        self.pos_embed.make_tables()
 
     def forward(
         self,
@@ -283,9 +278,9 @@ class GPT(nn.Module):
         """
         config, keys, start = self.config, 0.0, 0.0
         for length, end in (lengths or {config.context_length: 1.0}).items():
-            seen = min(config.window or length, length)
-            if config.causal and not masked:
-                seen = causal_facts(length, length, config.window).n_visible / length
+            seen = min(config.window or length, length)  # at most
+            if config.causal and not masked:  # the first queries see 1, 2, ..., seen - 1 keys
+                seen = (seen * length - seen * (seen - 1) // 2) / length
             keys, start = keys + (end - start) * seen, end
         multiplied = self.n_parameters(embeddings=False) + self.head.weight.numel()
         return round(6 * multiplied + 12 * config.n_layers * config.n_heads * config.head_size * keys)

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 Device = torch.device | str | None
-FACTS_ELEMENTS = 2**24  # of a mask, that `causal_facts` looks at together
 
 
 class Masking(NamedTuple):
@@ -71,13 +70,11 @@ class CausalFacts(NamedTuple):
         is_full: every query sees every key.
         is_triangle: T = S, and query i sees the keys 0 to i: the `is_causal` of torch's kernels.
         has_fully_masked_row: a query sees no key.
-        n_visible: number of pairs of a query and a key that it sees.
     """
 
     is_full: bool
     is_triangle: bool
     has_fully_masked_row: bool
-    n_visible: int
 
 
 def causal_facts(n_queries: int, n_keys: int, window: int | None) -> CausalFacts:
@@ -98,14 +95,10 @@ _current_facts._dynamo_marked_constant = True  # pyright: ignore[reportFunctionM
 @functools.cache
 def _facts(definition: Callable[..., Tensor], n_queries: int, n_keys: int, window: int | None) -> CausalFacts:
     with torch.device("cpu"):
-        triangle, masked, count, keys = n_queries == n_keys, False, 0, torch.arange(n_keys)
-        for rows in torch.arange(n_queries).split(max(1, FACTS_ELEMENTS // max(1, n_keys))):
-            query = rows[:, None]
-            visible = definition(query + n_keys - n_queries, keys, window).expand(len(rows), n_keys)
-            triangle = triangle and torch.equal(visible, keys <= query)
-            masked = masked or not bool(visible.any(-1).all())
-            count += int(visible.sum())
-        return CausalFacts(count == n_queries * n_keys, triangle, masked, count)
+        query, key = torch.arange(n_keys - n_queries, n_keys)[:, None], torch.arange(n_keys)
+        visible = definition(query, key, window).expand(n_queries, n_keys)
+        triangle = n_queries == n_keys and torch.equal(visible, key <= query)
+        return CausalFacts(bool(visible.all()), triangle, not bool(visible.any(-1).all()))
 
 
 def visible_keys(
