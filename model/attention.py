@@ -7,13 +7,12 @@ other backends compute the same result.
 """
 
 import math
-from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tril.model.backends import Backend, by_head, fused, repeat_heads
+from tril.model.backends import Backend, fused, repeat_heads
 from tril.model.kv_cache import LayerCache
 from tril.model.layers import make_norm
 from tril.model.masks import (
@@ -119,7 +118,19 @@ def explicit(q: Tensor, k: Tensor, v: Tensor, masking: Masking, dropout_p: float
     return weights.to(v.dtype) @ v, weights
 
 
-stacked = partial(by_head, explicit)
+def stacked(q: Tensor, k: Tensor, v: Tensor, masking: Masking, dropout_p: float) -> tuple[Tensor, None]:
+    """`explicit` on one head at a time, as in the textbooks: slow, and obviously right."""
+    group = q.shape[1] // k.shape[1]  # query heads per key/value head
+    mask, bias, causal, window = masking
+    outputs = []
+    for h in range(q.shape[1]):
+        one, shared = slice(h, h + 1), slice(h // group, h // group + 1)
+        mask_h, bias_h = (x if x is None else x.expand(*q.shape[:3], k.shape[2])[:, one] for x in (mask, bias))
+        head = explicit(q[:, one], k[:, shared], v[:, shared], Masking(mask_h, bias_h, causal, window), dropout_p)
+        outputs.append(head[0])  # (B, 1, T, D_v)
+    return torch.cat(outputs, dim=1), None
+
+
 BACKENDS: dict[str, Backend] = {"stacked": stacked, "explicit": explicit, "fused": fused}
 
 
@@ -155,27 +166,6 @@ def _check_arguments(q, k, v, mask, bias, causal, window, dropout_p, backend) ->
         if not bias.is_floating_point():
             raise ValueError(f"bias must be floating point, not {bias.dtype}; a boolean or 0/1 mask is given as mask")
         check_scores("bias", bias, (*q_shape[:-1], k_shape[-2]))
-
-
-def head_sizes(
-    dim: int, n_heads: int, n_kv_heads: int | None, head_dim: int | None, v_head_dim: int | None, **widths: int
-) -> tuple[int, int, int, int]:
-    """H, G, D and D_v with their defaults filled in, see `MultiHeadAttention`; `widths` are further sizes.
-
-    Raises:
-        ValueError: sizes below 1, or that do not divide.
-    """
-    sizes = {"dim": dim, "n_heads": n_heads, "n_kv_heads": n_kv_heads, "head_dim": head_dim, "v_head_dim": v_head_dim}
-    for name, size in (sizes | widths).items():
-        if size is not None and size < 1:
-            raise ValueError(f"{name}={size} must be at least 1")
-    if head_dim is None and dim % n_heads:
-        raise ValueError(f"n_heads={n_heads} must divide dim={dim}; change one of them or set head_dim")
-    n_kv_heads = n_heads if n_kv_heads is None else n_kv_heads
-    if n_heads % n_kv_heads:
-        raise ValueError(f"n_kv_heads={n_kv_heads} must divide n_heads={n_heads}")
-    head_dim = dim // n_heads if head_dim is None else head_dim
-    return n_heads, n_kv_heads, head_dim, head_dim if v_head_dim is None else v_head_dim
 
 
 class MultiHeadAttention(nn.Module):
@@ -230,9 +220,14 @@ class MultiHeadAttention(nn.Module):
         check_window(window, causal=causal)
         if not out_proj and (out_bias or out_dim is not None):
             raise ValueError("out_proj=False leaves out the projection of out_dim and out_bias; set one or the other")
+        if head_dim is None and dim % n_heads:
+            raise ValueError(f"n_heads={n_heads} must divide dim={dim}; change one of them or set head_dim")
+        self.n_heads, self.n_kv_heads = n_heads, n_heads if n_kv_heads is None else n_kv_heads
+        if self.n_heads % self.n_kv_heads:
+            raise ValueError(f"n_kv_heads={n_kv_heads} must divide n_heads={n_heads}")
+        self.head_dim = dim // n_heads if head_dim is None else head_dim
+        self.v_head_dim = self.head_dim if v_head_dim is None else v_head_dim
         kv_dim, out_dim = dim if kv_dim is None else kv_dim, dim if out_dim is None else out_dim
-        sizes = head_sizes(dim, n_heads, n_kv_heads, head_dim, v_head_dim, kv_dim=kv_dim, out_dim=out_dim)
-        self.n_heads, self.n_kv_heads, self.head_dim, self.v_head_dim = sizes
         self.causal, self.window, self.backend, self.attn_dropout = causal, window, backend, attn_dropout
         self.widths = (dim, kv_dim, kv_dim)  # of query, key and value
 
@@ -306,7 +301,10 @@ class MultiHeadAttention(nn.Module):
         out = attention(q, k, v, mask=mask, bias=bias, causal=causal, window=window, **options)
         out, weights = out if isinstance(out, tuple) else (out, None)  # (B, H, T, D_v), (B, H, T, S)
         if head_gate is not None:
-            out = self._gated(out, head_gate)
+            if head_gate.shape not in ((self.n_heads,), (len(out), self.n_heads)):
+                shape, limit = tuple(head_gate.shape), f"(H,) or (B, H) for B={len(out)} and H={self.n_heads}"
+                raise ValueError(f"head_gate of shape {shape} must be {limit}")
+            out = out * head_gate.view(-1, self.n_heads, 1, 1).type_as(out)  # factors (1 or B, H, 1, 1)
         out = out.transpose(1, 2).flatten(2)  # (B, H, T, D_v) -> (B, T, H*D_v)
         out = self.resid_dropout(self.o_proj(out))  # (B, T, out_dim)
         return out if weights is None else (out, weights)
@@ -328,10 +326,3 @@ class MultiHeadAttention(nn.Module):
             shapes = f"query {tuple(q_shape)}, key {tuple(k_shape)}, value {tuple(v_shape)}"
             raise ValueError("{} must be (B, T, {}), (B, S, {}), (B, S, {})".format(shapes, *self.widths))
         return key, value, is_self and self.causal, self.window if is_self else None
-
-    def _gated(self, out: Tensor, head_gate: Tensor) -> Tensor:
-        """Multiplies the output of each head, (B, H, T, D_v), by its factor."""
-        shape, per_row = tuple(head_gate.shape), (out.shape[0], self.n_heads)
-        if shape not in (per_row[1:], per_row):
-            raise ValueError(f"head_gate of shape {shape} must be (H,) = {per_row[1:]} or (B, H) = {per_row}")
-        return out * head_gate.view(-1, self.n_heads, 1, 1).type_as(out)  # (1 or B, H, 1, 1)

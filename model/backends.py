@@ -1,4 +1,4 @@
-"""The backends of attention beside the explicit one. All take its arguments and compute what it computes.
+"""The fused backend of attention. It takes the arguments of `explicit` and computes what it computes.
 
 B batch, T queries, S keys, H query heads, G key/value heads, D head size, D_v size of a value.
 """
@@ -19,21 +19,6 @@ Backend = Callable[[Tensor, Tensor, Tensor, Masking, float], tuple[Tensor, Any]]
 QUERY_BLOCK = 256  # queries per block in `blockwise`
 # Weights that `blockwise` may keep for the backward pass (64 MB); above, torch's flash kernel needs much less memory.
 MAX_WEIGHTS = 1 << 25
-
-
-def by_head(
-    backend: Backend, q: Tensor, k: Tensor, v: Tensor, masking: Masking, dropout_p: float
-) -> tuple[Tensor, None]:
-    """Runs `backend` on one head at a time, as in the textbooks: slow, and obviously right."""
-    group = q.shape[1] // k.shape[1]  # query heads per key/value head
-    mask, bias, causal, window = masking
-    outputs = []
-    for h in range(q.shape[1]):
-        one, shared = slice(h, h + 1), slice(h // group, h // group + 1)
-        mask_h, bias_h = (x if x is None else x.expand(*q.shape[:3], k.shape[2])[:, one] for x in (mask, bias))
-        head = backend(q[:, one], k[:, shared], v[:, shared], Masking(mask_h, bias_h, causal, window), dropout_p)
-        outputs.append(head[0])  # (B, 1, T, D_v)
-    return torch.cat(outputs, dim=1), None
 
 
 def repeat_heads(x: Tensor, q: Tensor) -> Tensor:

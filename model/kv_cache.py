@@ -64,9 +64,7 @@ class LayerCache:
 
     def key_at_start(self) -> Tensor:
         """What is written at `start` so far, (B, G, 1, D): zeros, or what `OffsetKeys` left there for this key."""
-        if isinstance(self.start, Tensor):
-            return self.keys.index_select(2, self.start)
-        return self.keys.narrow(2, self.start, 1)
+        return self.keys.index_select(2, self._positions(1))
 
     def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Writes k (B, G, T, D) and v (B, G, T, D_v) from `start` on.
@@ -81,29 +79,19 @@ class LayerCache:
             ValueError: they do not fit. A tensor `start` is not checked, which would synchronize with the GPU.
         """
         n_new, capacity = v.shape[2], self.values.shape[2]
-        expected = [
-            (*store.shape[:2], n, store.shape[3]) for store, n in ((self.keys, k.shape[2]), (self.values, n_new))
-        ]
-        if [tuple(k.shape), tuple(v.shape)] != expected:
-            shapes = f"keys {tuple(k.shape)} and values {tuple(v.shape)} must be {expected[0]} and {expected[1]}"
-            raise ValueError(f"{shapes}; create the KVCache for this module and this batch")
         end = capacity if isinstance(self.start, Tensor) else self.start + n_new
         if end > capacity:
             held = f"a cache that holds {self.start} of {capacity} positions"
             raise ValueError(f"{n_new} positions do not fit into {held}; create a larger one or set its length back")
         for store, new in ((self.keys, k), (self.values, v)):
-            self._write(store, new)
+            store.index_copy_(2, self._positions(new.shape[2]), new.type_as(store))  # under autocast it may be bf16
         return self.keys[:, :, :end], self.values[:, :, :end]
+
+    def _positions(self, n: int) -> Tensor:
+        """`start` and the positions after it, (n,)."""
+        return self.start + torch.arange(n, device=self.keys.device)
 
     def written(self, n_queries: int, *, mask: Tensor | None, window: int | None) -> Tensor | None:
         """`mask`, and the causal mask of T queries from `start` on, broadcastable to (B, H, T, S)."""
         options = {"window": window, "start": self.start, "device": self.values.device}
         return visible_keys(n_queries, self.values.shape[2], mask=mask, bias=None, causal=True, **options)
-
-    def _write(self, store: Tensor, new: Tensor) -> None:
-        """Writes `new` (B, G, n, size) from `start` on; for a number, a view is half as much work as an index."""
-        if isinstance(self.start, Tensor):
-            positions = self.start + torch.arange(new.shape[2], device=store.device)  # (n,)
-            store.index_copy_(2, positions, new.type_as(store))  # under autocast `new` may be bf16
-        else:
-            store.narrow(2, self.start, new.shape[2]).copy_(new)

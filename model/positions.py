@@ -93,13 +93,7 @@ POSITIONS: dict[str, type[Positions]] = {"rope": Rope, "learned": Learned, "alib
 
 
 def rope_table(length: int, head_dim: int, *, base: float = BASE) -> tuple[Tensor, Tensor]:
-    """cos and sin of position * base^(-2i/D), each (length, D/2) in float32; row p is position p.
-
-    Raises:
-        ValueError: an odd head size.
-    """
-    if head_dim % 2:
-        raise ValueError(f"head_dim={head_dim} must be even for rotary position embeddings, which rotate pairs")
+    """cos and sin of position * base^(-2i/D), each (length, D/2) in float32; row p is position p."""
     device = torch.get_default_device()
     if device.type == "meta":  # arithmetic on this device imports torch's compiler
         return torch.empty(length, head_dim // 2), torch.empty(length, head_dim // 2)
