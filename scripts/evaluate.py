@@ -41,7 +41,7 @@ def main(settings: EvaluateConfig, composed: Composed) -> None:
         source = None if data is None else parse(data)
         if source is not None:
             refuse_unused([("data", source)], composed.given)
-    from tril.model.evaluation.subject import Subject, evaluate_texts
+    from tril.model.evaluation.evaluate import Subject, evaluate_texts
     from tril.model.interop.tasks import run_tasks
     from tril.model.training.hardware import use_device
 

@@ -45,7 +45,7 @@ def main(settings: ExportCommand, composed: Composed) -> None:
         path, out = find_checkpoint(settings.ckpt), Path(str(settings.out)).expanduser().absolute()
         # Importing torch takes a second, so wrong settings are reported before.
         from tril.model.checkpoint import Checkpoint
-        from tril.model.interop.hf_export import OWN_CLASS, export_hf
+        from tril.model.interop.hf import OWN_CLASS, export_hf
 
         name = export_hf(out, Checkpoint.read(path))
     needs = "; load it with trust_remote_code=True where tril is installed" if name == OWN_CLASS else ""

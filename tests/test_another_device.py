@@ -11,7 +11,7 @@ import torch
 
 from tests.conftest import tiny_gpt, training_module
 from tril.model.generation import generate
-from tril.model.generation.sampling import SamplingConfig
+from tril.model.generation.config import SamplingConfig
 from tril.model.gpt import IGNORE
 from tril.model.training.optim import OptimConfig
 

@@ -14,8 +14,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from tril.data.tokenizer import check_ids, encode_prompt, load_tokenizer, n_ids, unknown_id
+from tril.model.generation.config import SamplingConfig
 from tril.model.generation.generate import generate_ids
-from tril.model.generation.sampling import SamplingConfig
 from tril.model.gpt import GPT, GPTConfig
 
 EOT = "<|endoftext|>"

@@ -65,7 +65,7 @@ def capture_attention(model: GPT, callback: Callable[[int, Tensor], None]) -> It
 
 
 def attention_maps(model: GPT, ids: Tensor, **options: Any) -> Tensor:
-    """The attention weights of every head, in evaluation mode.
+    """The attention weights of every head of a model with heads, in evaluation mode.
 
     Args:
         ids: (B, T) int64.
@@ -75,10 +75,8 @@ def attention_maps(model: GPT, ids: Tensor, **options: Any) -> Tensor:
         (L, B, H, T, T).
 
     Raises:
-        ValueError: the model has no heads, or T exceeds `context_length`.
+        ValueError: T exceeds `context_length`.
     """
-    if model.config.n_heads == 0:
-        raise ValueError("model.n_heads=0: blocks without attention have no weights to show; use a model with heads")
     maps = []
     with inference(model), capture_attention(model, lambda layer, weights: maps.append(weights)):
         model.hidden(ids, **options)

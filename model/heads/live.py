@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from tril.model.generation.generate import Choice, probabilities
 from tril.model.generation.language_model import LanguageModel, TextStream
-from tril.model.generation.sampling import Choice, probabilities
 from tril.model.heads.attention_maps import capture_attention
 
 N_CANDIDATES = 10

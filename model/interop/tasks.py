@@ -8,7 +8,7 @@ from typing import Any
 from tril.model.checkpoint import Checkpoint
 from tril.model.evaluation.config import EvaluateConfig
 from tril.model.generation.generate import TOKENS_PER_BATCH
-from tril.model.interop.hf_export import export_hf
+from tril.model.interop.hf import export_hf
 
 KEPT = ("results", "groups", "group_subtasks", "n-samples", "n-shot", "versions", "higher_is_better", "configs")
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tril.model.atomic_files import write_text
 from tril.model.checkpoint import Checkpoint
-from tril.model.evaluation.subject import text_of_run
+from tril.model.evaluation.evaluate import text_of_run
 from tril.model.formats import csv_text, markdown_table, plural
 from tril.model.generation.generate import inference
 from tril.model.generation.language_model import LanguageModel

@@ -114,8 +114,8 @@ def train(config: RunConfig, options: argparse.Namespace) -> Tasks:
 
 def decode(config: RunConfig, options: argparse.Namespace) -> Tasks:
     """Ids in, ids out, with the default sampling; a call of each before the first that counts."""
+    from tril.model.generation.config import SamplingConfig
     from tril.model.generation.generate import generate_ids
-    from tril.model.generation.sampling import SamplingConfig
     from tril.model.gpt import GPT
 
     assert config.hardware is not None

@@ -19,7 +19,7 @@ from tests.contract import harness
 from tests.contract.harness import run
 from tril.model.atomic_files import write_json
 from tril.model.checkpoint import Checkpoint, read_state, save, write_state
-from tril.model.evaluation.subject import text_of_run
+from tril.model.evaluation.evaluate import text_of_run
 from tril.model.runs import Run, load
 from tril.scripts.experiments.trained_heads import earlier_maps, prompt_ids
 

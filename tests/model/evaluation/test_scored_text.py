@@ -11,7 +11,7 @@ from scipy.stats import t
 from tests.conftest import tiny_gpt
 from tests.oracles import cr2
 from tril.data.tokenizer import TokenizerConfig, build
-from tril.model.evaluation.scores import ScoredText
+from tril.model.evaluation.evaluate import ScoredText
 from tril.model.generation.language_model import LanguageModel
 from tril.model.masks import document_options
 

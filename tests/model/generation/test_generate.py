@@ -8,8 +8,8 @@ from torch._dynamo.testing import CompileCounter
 
 from tests.conftest import assert_close, tiny_gpt
 from tests.oracles import full_passes
+from tril.model.generation.config import SamplingConfig
 from tril.model.generation.generate import Rows, decode_step, generate_ids
-from tril.model.generation.sampling import SamplingConfig
 from tril.model.gpt import GPT, RECOMPILE_LIMIT
 
 PARTS = [

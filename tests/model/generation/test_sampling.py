@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from tril.data.settings import declared, explain
 from tril.model.generation.config import SamplingConfig
-from tril.model.generation.sampling import Choice, choose, probabilities
+from tril.model.generation.generate import Choice, choose, probabilities
 
 
 def choice_of(config, prompts, vocab_size, seed=0, **changes):

@@ -5,8 +5,9 @@ import torch
 
 from tests.conftest import assert_close, tiny_gpt
 from tests.model.tokenizers import byte_tokenizer, merging_tokenizer
+from tril.model.generation.config import SamplingConfig
+from tril.model.generation.generate import Choice, probabilities
 from tril.model.generation.language_model import LanguageModel
-from tril.model.generation.sampling import Choice, SamplingConfig, probabilities
 from tril.model.heads.attention_maps import attention_maps
 from tril.model.heads.live import N_CANDIDATES, live_tokens, prompt_tokens
 

@@ -10,14 +10,13 @@ from tests.conftest import NANO_PARTS, tiny_gpt
 from tests.foreign import DROP, MODELS, T, change_json, folder_of, reference
 from tests.model.tokenizers import EOT, byte_tokenizer
 from tril.model.checkpoint import Checkpoint
+from tril.model.generation.config import SamplingConfig
 from tril.model.generation.generate import generate_ids
 from tril.model.generation.language_model import LanguageModel
-from tril.model.generation.sampling import SamplingConfig
 from tril.model.gpt import GPTConfig
-from tril.model.interop import hf_export
+from tril.model.interop import hf
 from tril.model.interop.architectures import write_config
-from tril.model.interop.hf import WEIGHTS, read_hf
-from tril.model.interop.hf_export import check_equal, write_hf
+from tril.model.interop.hf import WEIGHTS, check_equal, read_hf, write_hf
 
 PLAIN = {"key_offset": False, "embed_skip": False, "value_embed": False}  # no class of transformers has these parts
 LLAMA = {"mlp": "swiglu", "qk_norm": "none"}
@@ -152,9 +151,9 @@ def test_an_export_that_differs_leaves_nothing(tmp_path, monkeypatch, change):
 
     lm = language_model(**LLAMA)
     checkpoint = Checkpoint(lm.config, dict(lm.model.state_dict()), lm.tokenizer.to_str(), EOT)
-    monkeypatch.setattr(hf_export, "write_hf", write_changed)
+    monkeypatch.setattr(hf, "write_hf", write_changed)
     with pytest.raises(ValueError, match="logits"):
-        hf_export.export_hf(tmp_path / "out", checkpoint)
+        hf.export_hf(tmp_path / "out", checkpoint)
     assert not list(tmp_path.iterdir())
 
 
