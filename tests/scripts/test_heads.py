@@ -71,7 +71,7 @@ def test_the_heads_of_one_run_in_words_a_table_and_files(folder):
     before, out = set(folder.rglob("*")), folder / "one"
     result = heads(folder, f"ckpt={RUN}", *OPTIONS, "out=one").succeeded()
     written = result.stdout.splitlines()[-1].removeprefix("one: ").split(", ")
-    assert set(folder.rglob("*")) - before == {out, *(out / name for name in written)} and len(written) == 4
+    assert set(folder.rglob("*")) - before == {out, *(out / name for name in written)} and len(written) == 3
     assert len(result.stderr.splitlines()) == 1  # what is measured, and no warnings
     assert (out / "heads.png").read_bytes().startswith(b"\x89PNG") and re.match(r"(L\dH\d|No head) ", result.stdout)
     assert max(len(line) for line in result.stdout.splitlines() if not line.startswith("|")) <= 120
