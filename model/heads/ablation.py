@@ -29,8 +29,6 @@ def head_gate(config: GPTConfig, names: Sequence[str]) -> Tensor:
     Raises:
         ValueError: the model has no such head.
     """
-    if config.n_heads == 0:
-        raise ValueError("model.n_heads=0: a model without attention has no heads to remove")
     heads = {head_name(head): head for head in all_heads(config)}
     unknown = [name for name in names if name not in heads]
     if unknown:
@@ -41,15 +39,6 @@ def head_gate(config: GPTConfig, names: Sequence[str]) -> Tensor:
     for name in names:
         gate[heads[name]] = 0
     return gate
-
-
-def obstacle(model: GPT) -> str | None:
-    """Why the heads of a model cannot be ablated: a sentence whose subject is the model; None if they can."""
-    if model.config.n_heads == 0:
-        return "has model.n_heads=0, blocks without attention heads"
-    if not all(parameter.isfinite().all() for parameter in model.parameters()):
-        return "has weights that are not finite, as its run diverged"
-    return None
 
 
 @dataclass(frozen=True)

@@ -1,36 +1,22 @@
-"""Pictures of heads: of a model, the loss without each and the scores; of a sweep, the losses over seeds."""
+"""The picture of a model's heads: the loss without each, and the scores over the steps of its run."""
 
-import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tril.model.comparison import UNCLEAR, Comparison
+from tril.model.comparison import UNCLEAR
 from tril.model.heads.ablation import Ablation
 from tril.model.heads.records import COPY_LOSSES, UNIFORM
 from tril.model.heads.scores import SCORES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
     from pandas import DataFrame
 
-COLOR = "tab:blue"
 DPI = 130
 OVER_TIME = [["previous", "first"], ["self", "induction"], ["entropy", "distance"], ["losses", "legend"]]
-
-
-@contextlib.contextmanager
-def saved_figure(path: str | Path, width: float, height: float) -> Iterator["Figure"]:
-    """A figure of this size in inches; it is written to a PNG file when the block ends."""
-    from matplotlib.figure import Figure  # not pyplot, which may look for a display
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    yield figure
-    Path(path).unlink(missing_ok=True)  # perhaps a link to another place
-    figure.savefig(path, dpi=DPI)
 
 
 def plot_heads(path: str | Path, ablation: Ablation, records: "DataFrame | None" = None) -> None:
@@ -39,36 +25,36 @@ def plot_heads(path: str | Path, ablation: Ablation, records: "DataFrame | None"
     Args:
         records: see `records.read_records`; None: the run has none.
     """
+    from matplotlib.figure import Figure  # not pyplot, which may look for a display
+
     n_layers, n_heads = ablation.single.shape[:2]
     panels: Any = [["alone", "alone"], *([] if records is None else OVER_TIME)]
     heights = [max(4.0, 0.6 * n_layers + 1.2), *[3.0] * (len(panels) - 1)]
-    with saved_figure(path, max(6.0 if records is None else 12.0, 0.8 * n_heads + 1.5), sum(heights)) as figure:
-        axes = figure.subplot_mosaic(panels, height_ratios=heights)
-        draw_ablation(axes["alone"], ablation)
-        if records is not None:
-            draw_records(axes, records)
+    size = (max(6.0 if records is None else 12.0, 0.8 * n_heads + 1.5), sum(heights))  # in inches
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplot_mosaic(panels, height_ratios=heights)
+    draw_ablation(axes["alone"], ablation)
+    if records is not None:
+        draw_records(axes, records)
+    Path(path).unlink(missing_ok=True)  # perhaps a link to another place
+    figure.savefig(path, dpi=DPI)
 
 
 def draw_ablation(axes: "Axes", ablation: Ablation) -> None:
-    """Layers x heads with the change of the loss and its interval. Those without a verdict are hatched."""
+    """Layers x heads with the change of the loss and its interval. Those with a verdict are bold."""
     from matplotlib.colors import CenteredNorm
-    from matplotlib.patches import Rectangle
 
     rows, (n_layers, n_heads) = ablation.rows(), ablation.single.shape[:2]
     rises = np.array([row["change"] for row in rows]).reshape(n_layers, n_heads)
     largest = np.abs(rises).max() or 1.0
     image = axes.imshow(rises, cmap="RdBu_r", norm=CenteredNorm(0, largest), aspect="auto")
     for ((layer, head), rise), row in zip(np.ndenumerate(rises), rows, strict=True):
-        unclear = row["verdict"] == UNCLEAR
-        color = "white" if abs(rise) > 0.6 * largest and not unclear else "black"
-        box = {"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 1} if unclear else None
+        style: Any = {"color": "white" if abs(rise) > 0.6 * largest else "black"}
+        style["weight"] = "normal" if row["verdict"] == UNCLEAR else "bold"
         text = f"{rise:+.3f}\n± {row['high'] - rise:.3f}"
-        axes.text(head, layer, text, ha="center", va="center", fontsize=8, color=color, bbox=box)
-        if unclear:
-            style = {"fill": False, "hatch": "///", "edgecolor": "0.75", "linewidth": 0, "zorder": 1.5}
-            axes.add_patch(Rectangle((head - 0.5, layer - 0.5), 1, 1, **style))
-    hatched = f"\nhatched: {UNCLEAR}" if any(row["verdict"] == UNCLEAR for row in rows) else ""
-    axes.set_title(f"Each head removed alone, ± its interval over {ablation.clusters.unit}{hatched}", fontsize=10)
+        axes.text(head, layer, text, ha="center", va="center", fontsize=8, **style)
+    title = f"Each head removed alone, ± its interval over {ablation.clusters.unit}\nbold: distinguishable from 0"
+    axes.set_title(title, fontsize=10)
     axes.set(xlabel="head", ylabel="layer", xticks=range(n_heads), yticks=range(n_layers))
     axes.figure.colorbar(image, ax=axes, label="rise of the loss, nats per token", pad=0.02)
 
@@ -105,22 +91,3 @@ def draw_records(panels: "Mapping[str, Axes]", records: "DataFrame") -> None:
     columns = 1 + len(lines) // 8
     note = "Over the steps of the run, on less text and\nshorter sequences than the printed scores"
     panels["legend"].legend(lines.values(), lines.keys(), loc="center", ncols=columns, title=note, fontsize=8)
-
-
-def plot_ranks(path: str | Path, averages: Mapping[str, Mapping[str, Comparison]]) -> None:
-    """PNG: the rises of single heads from the largest to the smallest, a line with its intervals for each variant.
-
-    Args:
-        averages: label of a variant -> see `ablation.average`.
-    """
-    with saved_figure(path, 8.0, 4.8) as figure:
-        axes = figure.subplots()
-        for label, of_variant in averages.items():
-            ranks = [each.difference for name, each in of_variant.items() if name.startswith("rank")]
-            bars = [0.0 if interval.low is None else interval.half_width for interval in ranks]
-            means, numbers = [interval.mean for interval in ranks], range(1, len(ranks) + 1)
-            axes.errorbar(numbers, means, bars, marker="o", ms=3, lw=1.2, capsize=2, label=label.replace("$", r"\$"))
-        axes.axhline(0, color="0.6", lw=0.8, zorder=0)
-        axes.set(xlabel="rank of the head", ylabel="rise of the loss, nats per token")
-        axes.locator_params(axis="x", integer=True)
-        axes.legend()

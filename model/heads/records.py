@@ -29,6 +29,9 @@ def head_name(head: Head) -> str:
 
 
 def all_heads(config: GPTConfig) -> list[Head]:
+    """The heads of a model, by layer. Raises ValueError if it has none."""
+    if config.n_heads == 0:
+        raise ValueError("model.n_heads=0: a model without attention has no heads; name another model")
     return [(layer, head) for layer in range(config.n_layers) for head in range(config.n_heads)]
 
 

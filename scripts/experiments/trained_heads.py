@@ -17,9 +17,9 @@ from tril.model.evaluation.evaluate import text_of_run
 from tril.model.formats import csv_text, markdown_table, plural
 from tril.model.generation.generate import inference
 from tril.model.generation.language_model import LanguageModel
-from tril.model.heads.ablation import ablate, average, change_row, obstacle
+from tril.model.heads.ablation import ablate, average, change_row
 from tril.model.heads.attention_maps import TokenWindows, attention_maps
-from tril.model.heads.head_plots import plot_heads, plot_ranks
+from tril.model.heads.head_plots import plot_heads
 from tril.model.heads.page import write_page
 from tril.model.heads.records import UNIFORM, all_heads, read_maps, read_records
 from tril.model.heads.scores import SCORES, alphabet_of, in_words, score_heads
@@ -57,8 +57,8 @@ def describe_model(path: Path, windows: int, prompt: str | None, seed: int, out:
         device, run_path = use_device(device), run_folder(path)
         checkpoint = Checkpoint.read(path)
         lm = checkpoint.language_model(device)
-        if (problem := obstacle(lm.model)) is not None:
-            raise ValueError(f"{path} {problem}; name another run")
+        lm.check_finite(path)
+        names = all_heads(lm.config)
         text, clusters, tokens = sample_windows(checkpoint, windows)
         shown = prompt_ids(lm, tokens, prompt)
         records, (recorded, earlier) = read_records(run_path), read_maps(run_path)
@@ -67,7 +67,7 @@ def describe_model(path: Path, windows: int, prompt: str | None, seed: int, out:
     ablation = ablate(lm.model, text, clusters)
     scores = score_heads(lm.model, text, alphabet=alphabet_of(lm.tokenizer, lm.eot_id), seed=seed)
     heads, counts = ablation.rows(), clusters.counts()
-    for row, head in zip(heads, all_heads(lm.config), strict=True):
+    for row, head in zip(heads, names, strict=True):
         row.update({name: values[head].item() for name, values in scores.heads.items()})
     uniform = {"head": UNIFORM, **scores.uniform}
     files = "heads.png, attention.html, heads.csv"
@@ -161,7 +161,7 @@ def next_tokens(lm: LanguageModel, ids: Tensor, options: dict[str, Tensor]) -> l
 
 
 def describe_sweep(path: Path, windows: int, out: str | None, device: str) -> None:
-    """Removes the heads of every run of a sweep; writes heads.csv, averages.csv and ranks.png, prints the averages.
+    """Removes the heads of every run of a sweep; writes heads.csv and averages.csv, prints the averages.
 
     Args:
         path: of the sweep.
@@ -194,13 +194,12 @@ def describe_sweep(path: Path, windows: int, out: str | None, device: str) -> No
         lines.append([label, quantity, spread(change.difference, "+"), change.verdict])
     n_runs = plural(sum(map(len, measured.values())), "run")
     head = f"{n_runs} of {plural(len(averages), 'variant')}, {windows} windows each.\n{EXPLAINED}"
-    files = f"{folder}: heads.csv, averages.csv, ranks.png"
+    files = f"{folder}: heads.csv, averages.csv"
     parts = [head, markdown_table(lines, (0, 1)), *["\n".join(left_out)] * bool(left_out), files]
     with printed_too("\n\n".join(parts)):
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / "heads.csv", csv_text(rows))
         write_text(folder / "averages.csv", csv_text(average_rows))
-        plot_ranks(folder / "ranks.png", averages)
 
 
 def subject_of(run: Run, windows: int, device: str) -> tuple[LanguageModel, TokenWindows, TextClusters]:
@@ -214,7 +213,7 @@ def subject_of(run: Run, windows: int, device: str) -> tuple[LanguageModel, Toke
         raise ValueError("diverged" if run.state == "finished" else f"is {run.state}")
     checkpoint = Checkpoint.read(find_checkpoint(run.folder))
     lm = checkpoint.language_model(device)
-    if (problem := obstacle(lm.model)) is not None:
-        raise ValueError(problem)
+    lm.check_finite(checkpoint.path)
+    all_heads(lm.config)
     text, clusters, _ = sample_windows(checkpoint, windows)
     return lm, text, clusters

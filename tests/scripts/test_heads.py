@@ -142,8 +142,8 @@ def test_the_averages_of_a_sweep_are_those_of_its_runs_and_what_it_leaves_out_is
     write_state(runs / "dim24/checkpoints/best.ckpt", content)
     result = heads(tmp_path, "dir=runs", *OPTIONS, "out=here").succeeded()
     assert "dim=16, seed 0, diverged: left out." in result.stdout
-    assert "dim=24, seed 0, has weights that are not finite, as its run diverged: left out." in result.stdout
-    assert {path.name for path in (tmp_path / "here").iterdir()} == {"heads.csv", "averages.csv", "ranks.png"}
+    assert re.search(r"dim=24, seed 0, .* not finite.*: left out\.", result.stdout)
+    assert {path.name for path in (tmp_path / "here").iterdir()} == {"heads.csv", "averages.csv"}
     of_runs, averages = (read(tmp_path / "here" / name) for name in ("heads.csv", "averages.csv"))
     assert [(x["seed"], x["model.dim"]) for x in of_runs] == [("0", "32")] * 4 + [("1", "32")] * 4
     heads(tmp_path, "ckpt=runs/seed0", *OPTIONS, "out=one").succeeded()
