@@ -61,23 +61,13 @@ def markdown_table(lines: Sequence[Sequence[str]], text_columns: Collection[int]
         lines: the first one is the header.
         text_columns: columns that are aligned to the left; the others hold numbers.
     """
-    header, *rows = aligned(lines, text_columns, least=3)
-    marks = ["-" * (len(cell) + 1) + ("-" if i in text_columns else ":") for i, cell in enumerate(header)]
-    return "\n".join([f"| {' | '.join(header)} |", f"|{'|'.join(marks)}|", *(f"| {' | '.join(row)} |" for row in rows)])
-
-
-def plain_table(lines: Sequence[Sequence[str]], text_columns: Collection[int] = (0,)) -> str:
-    """A table for the terminal, columns separated by two spaces; see `markdown_table`."""
-    return "\n".join("  ".join(cells).rstrip() for cells in aligned(lines, text_columns))
-
-
-def aligned(lines: Sequence[Sequence[str]], text_columns: Collection[int], least: int = 0) -> list[list[str]]:
-    """The cells, each as wide as its column."""
-    widths = [max(least, *map(len, column)) for column in zip(*lines, strict=True)]
-    return [
+    widths = [max(3, *map(len, column)) for column in zip(*lines, strict=True)]
+    header, *rows = (
         [cell.ljust(widths[i]) if i in text_columns else cell.rjust(widths[i]) for i, cell in enumerate(line)]
         for line in lines
-    ]
+    )
+    marks = ["-" * (len(cell) + 1) + ("-" if i in text_columns else ":") for i, cell in enumerate(header)]
+    return "\n".join([f"| {' | '.join(header)} |", f"|{'|'.join(marks)}|", *(f"| {' | '.join(row)} |" for row in rows)])
 
 
 def csv_text(rows: Iterable[Mapping[str, object]]) -> str:

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tril.model.attention import MultiHeadAttention
 from tril.model.config import GPTConfig
-from tril.model.initialization import SkipInit, init_weights, rng_state
+from tril.model.initialization import SkipInit, init_weights
 from tril.model.kv_cache import KVCache
 from tril.model.layers import MLP, make_norm
 from tril.model.positions import POSITIONS
@@ -112,7 +112,7 @@ class GPT(nn.Module):
         if config.vocab_size is None:
             raise ValueError("model.vocab_size=null is known only with a tokenizer; set it")
         self.config = config
-        seed = rng_state()  # before the modules, whose shapes decide what they draw
+        seed = torch.get_rng_state().numpy().tobytes()  # before the modules, whose shapes decide what they draw
         self.embed = nn.Embedding(config.vocab_size, config.dim)
         self.pos_embed = POSITIONS[config.pos](config)
         self.embd_dropout = nn.Dropout(config.embd_dropout)

@@ -3,7 +3,7 @@
 import hashlib
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from tril.model.config import GPTConfig
@@ -34,7 +34,10 @@ def init_weights(model: nn.Module, config: GPTConfig, seed: bytes) -> None:
     branches = config.n_layers * ((config.n_heads > 0) + (config.mlp != "none"))
     zero_out = config.init == "zero_out"
     for name, p in model.named_parameters():
-        part, generator = name.split(".")[-2], stream(seed, name, p)
+        part, digest = name.split(".")[-2], hashlib.sha256(seed + name.encode()).digest()
+        generator = None  # the meta device holds no values
+        if not p.is_meta:
+            generator = torch.Generator(p.device).manual_seed(int.from_bytes(digest[:8], "big"))
         if p.ndim < 2:
             nn.init.constant_(p, 0.1 if name.endswith("embed_factor") else 1.0 if name.endswith("weight") else 0.0)
         elif part in ("q_proj", "k_proj", "v_proj", "up", "gate") and zero_out:
@@ -60,16 +63,3 @@ class SkipInit(TorchFunctionMode):
         if getattr(func, "__module__", None) == "torch.nn.init":
             return kwargs["tensor"] if "tensor" in kwargs else args[0]
         return func(*args, **kwargs)
-
-
-def stream(seed: bytes, name: str, parameter: Tensor) -> torch.Generator | None:
-    """The random stream of a parameter, on its device; None on the meta device, which holds no values."""
-    if parameter.is_meta:
-        return None
-    digest = hashlib.sha256(seed + name.encode()).digest()
-    return torch.Generator(parameter.device).manual_seed(int.from_bytes(digest[:8], "big"))
-
-
-def rng_state() -> bytes:
-    """The state of torch's global CPU generator."""
-    return torch.get_rng_state().numpy().tobytes()

@@ -150,27 +150,21 @@ def as_boolean(mask: Tensor) -> Tensor:
     return mask if mask.dtype == torch.bool else mask != 0
 
 
-def split_documents(ids: Tensor, eot_id: int) -> tuple[Tensor, Tensor]:
-    """Numbers the documents of packed token ids (B, T).
+def document_options(ids: Tensor, document_eot: int | None) -> dict[str, Any]:
+    """The mask and positions of `GPT.forward` and `GPT.nll` that separate the documents in packed ids (B, T).
 
     The end-of-text token belongs to the document that it starts, at position 0: it is the last target of one document,
     and each new document begins with it, in generation as well. Tokens before the first one are the rest of document 0.
 
-    Returns:
-        The document of each token and the token's position in it, int64 (B, T) each.
+    Args:
+        document_eot: the id of the end-of-text token; None: a row is one text, and there are no options.
     """
-    is_start = ids == eot_id
-    column = torch.arange(ids.shape[1], device=ids.device)  # (T,)
-    start = torch.where(is_start, column, 0).cummax(1).values  # (B, T), the column where the token's document starts
-    return is_start.cumsum(1), column - start
-
-
-def document_options(ids: Tensor, document_eot: int | None) -> dict[str, Any]:
-    """The mask and positions of `GPT.forward` and `GPT.nll` that separate the documents in ids (B, T); {} for None."""
     if document_eot is None:
         return {}
-    documents, positions = split_documents(ids, document_eot)  # (B, T) each
-    return {"mask": documents[:, None, :, None] == documents[:, None, None, :], "positions": positions}
+    is_start = ids == document_eot
+    documents, column = is_start.cumsum(1), torch.arange(ids.shape[1], device=ids.device)  # (B, T), (T,)
+    start = torch.where(is_start, column, 0).cummax(1).values  # (B, T), the column where the token's document starts
+    return {"mask": documents[:, None, :, None] == documents[:, None, None, :], "positions": column - start}
 
 
 def check_window(window: int | None, *, causal: bool) -> None:

@@ -1,6 +1,6 @@
 """The settings of sampling, without torch, so that a command can check them before it loads anything."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
@@ -10,11 +10,8 @@ from tril.data.settings import setting, strict_settings
 # These two are settings of every command that reads a model.
 CKPT = setting("latest", "a checkpoint file, a run folder, or latest: the newest run below outputs/ and multirun/")
 DEVICE = setting("auto", "auto | cpu | cuda | mps")
-Stop = Annotated[str, Field(min_length=1)]
-
-
-def _as_tuple(stop: Any) -> Any:
-    return (stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, list) else stop
+Text = Annotated[str, Field(min_length=1)]
+AS_TUPLE = BeforeValidator(lambda x: (x,) if isinstance(x, str) else tuple(x) if isinstance(x, list) else x)
 
 
 @dataclass(frozen=True, config=strict_settings())
@@ -43,13 +40,10 @@ class SamplingConfig:
         gt=0,
         allow_inf_nan=False,
     )
-    stop: Annotated[tuple[Stop, ...] | None, BeforeValidator(_as_tuple)] = setting(
+    stop: Annotated[tuple[Text, ...] | None, AS_TUPLE] = setting(
         None, r"the sample ends before this text, or the first of a list; \n is a line end; null: none", escapes=True
     )
     seed: int | None = setting(0, "null: a new seed each time", ge=0, lt=2**64)  # the range of torch.Generator
-
-
-AS_LIST = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
 
 
 @dataclass(frozen=True, config=strict_settings())
@@ -60,7 +54,7 @@ class SampleConfig(SamplingConfig):
     prompt: str = setting("", r"text to continue; \n is a line end, \\ a backslash; empty: a new text", escapes=True)
     prompt_file: str | None = setting(None, "a file with the prompt, taken as it is; -: standard input; null: prompt")
     n: int = setting(1, "samples per prompt; one is printed while it is generated, several as a batch", ge=1, le=10_000)
-    remove_heads: Annotated[list[str], Field(min_length=1), AS_LIST] | None = setting(
+    remove_heads: Annotated[tuple[Text, ...], Field(min_length=1), AS_TUPLE] | None = setting(
         None, 'heads to remove: "[L0H1, L2H3]", layer 0 head 1 and layer 2 head 3; null: none'
     )
     compile: bool = setting(False, "compile the step after the prompt: up to a minute, then faster; for long texts")

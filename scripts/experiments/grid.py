@@ -15,7 +15,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 
 from tril.data.settings import flatten
-from tril.model.formats import plain_table
+from tril.model.formats import markdown_table
 from tril.scripts.cli.app import Composed, compose
 from tril.scripts.cli.config import RunConfig
 from tril.scripts.cli.errors import UserError, message_of
@@ -208,4 +208,4 @@ def grid_table(runs: Sequence[PlannedRun], states: Sequence[str]) -> str:
         row = [label, ",".join(str(run.seed) for run, _ in members)]
         row += [f"{sizes['parameters']:,}", f"{sizes['flops_per_token'] / 1e6:,.1f}"]
         lines.append([*row, ", ".join(f"{n} {state}" for state, n in sorted(ended.items()))])
-    return plain_table(lines, text_columns=(0, 4))
+    return markdown_table(lines, text_columns=(0, 4))

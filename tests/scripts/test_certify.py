@@ -15,7 +15,7 @@ from torch import nn
 
 from tests.conftest import tiny_gpt
 from tests.contract.harness import TINY, interrupted, merged, newest_run, run, summary
-from tril.model import MultiHeadAttention, masks
+from tril.model import MultiHeadAttention
 from tril.model.causality import assert_causal, certify
 from tril.model.causality.certificate import Certificate
 from tril.model.causality.step import check_stored_step
@@ -210,8 +210,8 @@ def test_the_step_of_a_run_passes_unless_the_targets_separate_documents(monkeypa
 
     def separated(inputs, eot):  # the window is cut after the target's end-of-text token, which the input cannot know
         documents = (inputs == eot).roll(-1, 1).cumsum(1)
-        return documents, torch.arange(inputs.shape[1]).expand_as(inputs)
+        return {"mask": documents[:, None, :, None] == documents[:, None, None, :]} if eot is not None else {}
 
     assert not failed(document_mask=False) and not failed(document_mask=True)
-    monkeypatch.setattr(masks, "split_documents", separated)
+    monkeypatch.setattr("tril.model.causality.step.document_options", separated)
     assert failed(document_mask=True) == {"future loss precision=32-true"}
