@@ -30,7 +30,7 @@ from tril.model.formats import markdown_table, plural
 from tril.model.generation.generate import TOKENS_PER_BATCH, inference
 from tril.model.generation.language_model import LanguageModel
 from tril.model.gpt import IGNORE
-from tril.model.intervals import MIN_DOCUMENTS, Interval, clustered_mean, mean_and_ends
+from tril.model.intervals import Interval, clustered_mean, mean_and_ends
 from tril.model.masks import document_options
 from tril.model.text_clusters import TextClusters
 
@@ -38,7 +38,7 @@ Part = Literal["val", "all"]
 NO_BYTES = 1e-9  # the size of a cluster without text, such as one end-of-text token, so that its bits count
 
 
-def text_of_run(checkpoint: Checkpoint) -> tuple[Source, PreparedText]:
+def text_of_run(checkpoint: Checkpoint) -> PreparedText:
     """The text that a checkpoint was trained on.
 
     Raises:
@@ -46,12 +46,12 @@ def text_of_run(checkpoint: Checkpoint) -> tuple[Source, PreparedText]:
     """
     if not (settings := unflatten(checkpoint.settings).get("data")):
         raise ValueError(f"{checkpoint.path} does not say on which text it was trained; name a run")
-    prepared = prepare(data := parse(settings))
+    prepared = prepare(parse(settings))
     now, before = prepared.meta["fingerprint"][:12], str(checkpoint.data.get("fingerprint"))[:12]
     if now != before:
         changed = f"the text has changed since the run (fingerprint {now} instead of {before})"
         raise ValueError(f"{changed}; restore it, or train again")
-    return data, prepared
+    return prepared
 
 
 @dataclass(frozen=True)
@@ -109,20 +109,13 @@ class ScoredText:
             "accuracy": accuracy.map(lambda end: min(1.0, max(0.0, end))),
         }
 
-    def compare(self, other: "ScoredText", *, same_tokenizer: bool) -> dict[str, Comparison]:
-        """The model of `other` compared with this one, paired by cluster, for each unit.
-
-        Args:
-            other: of the same text. With other tokens, both have the same documents.
-        """
-        # With equal tokens the targets are the same, so both have these clusters, whatever their context lengths.
-        clustered, targets = self if same_tokenizer else other, self.clusters.targets.numpy()  # (G,)
-        nats, kept = np.stack([self.sums(self.nll), clustered.sums(other.nll)]), targets > 0  # (2, G)
-        sizes = {"nats per token": np.stack([targets, targets])} if same_tokenizer else {}
-        sizes["bits per byte"] = np.stack([self.bytes, clustered.bytes]) * math.log(2)  # nats for each bit of a byte
+    def compare(self, other: "ScoredText") -> dict[str, Comparison]:
+        """The model of `other`, which was scored on the same tokens, compared with this one, paired by cluster."""
+        # The targets are the same, so both have these clusters, whatever their context lengths.
+        nats, targets = np.stack([self.sums(self.nll), self.sums(other.nll)]), self.clusters.targets.numpy()  # (2, G)
+        sizes, kept = {"nats per token": targets, "bits per byte": self.bytes * math.log(2)}, targets > 0  # (G,)
         return {
-            unit: compare((nats / size)[:, None, kept], size[0, kept], of_models=True)[0]
-            for unit, size in sizes.items()
+            unit: compare((nats / size)[:, None, kept], size[kept], of_models=True)[0] for unit, size in sizes.items()
         }
 
 
@@ -199,10 +192,6 @@ class Subject:
             "document_mask": self.document_eot is not None,
         }
 
-    def same_tokenizer(self, other: "Subject") -> bool:
-        a, b = self.checkpoint, other.checkpoint
-        return (a.tokenizer, a.eot) == (b.tokenizer, b.eot)
-
     def read_text(self, data: Source, part: Part) -> PreparedText:
         """A text in the tokens of the checkpoint."""
         train = data.token_budget if part == "all" else 1  # the least that `prepare` encodes of the training part
@@ -245,32 +234,26 @@ class Subject:
 
 
 def evaluate_texts(subjects: Sequence[Subject], source: Source | None, part: Part) -> tuple[dict[str, Any], str]:
-    """The figures of one or two checkpoints on a text, in the tokens of each, and a table of them.
+    """The figures of one or two checkpoints on a text, and a table of them.
 
     Args:
         source: the text; None: that of the run of the first checkpoint.
 
     Raises:
-        ValueError: the text has changed since the run, or is too short; or two tokenizers do not find the same
-            documents in it, which alone can be paired.
+        ValueError: the text has changed since the run, or is too short; or the checkpoints have two tokenizers, so that
+            their losses are of different tokens.
     """
-    first, of = subjects[0], "the run" if source is None else f"data.source={source.name}"
+    first, last = subjects[0].checkpoint, subjects[-1].checkpoint
+    if (first.tokenizer, first.eot) != (last.tokenizer, last.eot):
+        remedy = "evaluate each alone, and compare the bits per byte"
+        raise ValueError(f"other={last.path} has another tokenizer than {first.path}; {remedy}")
+    of = "the run" if source is None else f"data.source={source.name}"
     name = f"the {'validation part' if part == 'val' else 'whole text'} of {of}"
-    data, of_run = (source, None) if source is not None else text_of_run(first.checkpoint)
-    same = [of_run if subject.same_tokenizer(first) else None for subject in subjects]
-    texts = [text or subject.read_text(data, part) for text, subject in zip(same, subjects, strict=True)]
-    pairs = [subject.score(text, part, name) for text, subject in zip(texts, subjects, strict=True)]
-    sides, scored = zip(*pairs, strict=True)
+    text = text_of_run(first) if source is None else subjects[0].read_text(source, part)
+    sides, scored = zip(*(subject.score(text, part, name) for subject in subjects), strict=True)
     report, keys, differences = dict(sides[0]), ("ckpt", "other")[: len(sides)], {}
     if len(subjects) > 1:
-        if not (same_tokenizer := subjects[1].same_tokenizer(first)):
-            a, b = ((side["observations"]["documents"], side["text"]["bytes"]) for side in sides)
-            if a != b or a[0] < MIN_DOCUMENTS:
-                sizes = " and ".join(f"{n} of {n_bytes:,} bytes" for n, n_bytes in (a, b))
-                cause = f"with other tokenizers only the same documents can be paired, at least {MIN_DOCUMENTS}"
-                remedy = "give a text of more documents, without a budget of tokens"
-                raise ValueError(f"{cause}; they find {sizes}; {remedy}")
-        differences = scored[0].compare(scored[1], same_tokenizer=same_tokenizer)
+        differences = scored[0].compare(scored[1])
         report |= {"other": sides[1], "other_minus_checkpoint": differences}
     table = [["", *keys]]
     for figure in sides[0]["figures"]:

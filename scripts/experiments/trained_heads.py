@@ -116,7 +116,7 @@ def sample_windows(checkpoint: Checkpoint, n: int) -> tuple[TokenWindows, TextCl
     Raises:
         ValueError: there are fewer than n whole windows, or the text has changed since the run.
     """
-    tokens = text_of_run(checkpoint)[1].tokens("val")
+    tokens = text_of_run(checkpoint).tokens("val")
     length, eot = checkpoint.config.context_length, checkpoint.data["eot_id"]  # T
     n_whole = (len(tokens) - 1) // length
     if n > n_whole:

@@ -83,7 +83,7 @@ def test_the_heads_of_one_run_in_words_a_table_and_files(folder):
 def test_the_page_shows_the_recorded_text_or_a_prompt(folder):
     out, lm = folder / "page", load(folder / RUN)
     heads(folder, f"ckpt={RUN}", "windows=2", "device=cpu", "out=page").succeeded()
-    (data, maps), tokens = page_of(out), text_of_run(Checkpoint.read(folder / RUN / "checkpoints/best.ckpt"))[1]
+    (data, maps), tokens = page_of(out), text_of_run(Checkpoint.read(folder / RUN / "checkpoints/best.ckpt"))
     shown = tokens.tokens("val")[:T].tolist()
     assert "".join(data["tokens"]) == lm.tokenizer.decode(shown, skip_special_tokens=False)
     assert data["steps"] == [0, 1, 2, 4, 8, 10]  # the run has recorded this text

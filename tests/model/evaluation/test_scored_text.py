@@ -61,7 +61,7 @@ def test_figures_and_differences_have_the_intervals_of_their_documents(lm):
     text, other = scored(lm), scored(LanguageModel(tiny_gpt(vocab_size=V), BYTES))
     assert text.clusters.by_document and text.bytes == pytest.approx(SIZES)
     found, document = text.figures(), np.equal(TOKENS, EOT).cumsum()[:-1]  # of each target
-    sizes, difference = np.bincount(document), text.compare(other, same_tokenizer=True)["nats per token"].difference
+    sizes, difference = np.bincount(document), text.compare(other)["nats per token"].difference
     for interval, values in ((found["loss"], text.nll), (difference, other.nll - text.nll)):
         variance, df = cr2(np.bincount(document, values) / sizes, sizes)
         half = t.isf(0.025, df) * variance**0.5
