@@ -233,18 +233,13 @@ class GPT(nn.Module):
         cap = self.config.logit_softcap
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
-    def nll(
-        self,
-        ids: Tensor,
-        targets: Tensor,
-        *,
-        mask: Tensor | None = None,
-        positions: Tensor | None = None,
-        head_gate: Tensor | None = None,
-        run_block: Callable[..., Tensor] = call_block,
-    ) -> Tensor:
-        """Negative log-likelihood of each target in nats, float32 (B, T); 0 where the target is IGNORE."""
-        hidden = self.hidden(ids, mask=mask, positions=positions, head_gate=head_gate, run_block=run_block)  # (B, T, C)
+    def nll(self, ids: Tensor, targets: Tensor, **options) -> Tensor:
+        """Negative log-likelihood of each target in nats, float32 (B, T); 0 where the target is IGNORE.
+
+        Args:
+            **options: mask, positions, head_gate and run_block of `hidden`.
+        """
+        hidden = self.hidden(ids, **options)  # (B, T, C)
         logits = self.logits(hidden).float()  # (B, T, V); bf16 would round the loss to 3 digits
         loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE, reduction="none")
         return loss.view_as(targets)

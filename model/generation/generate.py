@@ -112,15 +112,16 @@ def generate_ids(
     generator.seed() if sampling.seed is None else generator.manual_seed(sampling.seed)
     rows = Rows(model, prompts, max_new_tokens=sampling.max_new_tokens, **options)
     choice = Choice.of(sampling, prompts, vocab_size or model.config.vocab_size, device)
+    choice = choice._replace(allowed=None if first is None else first.to(device))
     ended = torch.zeros(len(prompts), dtype=torch.bool, device=device)  # (B,)
-    for step in range(sampling.max_new_tokens):
+    for _ in range(sampling.max_new_tokens):
         choice.draw(generator)
-        used = choice if step or first is None else choice._replace(allowed=first.to(device))
         if observe is None:
-            ids = rows.next(used)  # (B,)
+            ids = rows.next(choice)  # (B,)
         else:
-            observe(logits := rows.next(), used, rows.length)
-            ids = choose(logits, used)
+            observe(logits := rows.next(), choice, rows.length)
+            ids = choose(logits, choice)
+        choice = choice._replace(allowed=None)
         if eot_id is not None:
             ids = ids.masked_fill(ended, eot_id)
             ended |= ids == eot_id
