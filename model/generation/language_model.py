@@ -90,11 +90,6 @@ class LanguageModel:
         """Yields the text of `generate` in pieces, each as soon as no later token can change or remove it."""
         return (piece for [piece] in self._pieces([prompt], max_new_tokens, **options) if piece)
 
-    def sampling(self, **options) -> SamplingConfig:
-        """The settings of sampling, with the repetition penalty that suits the tokenizer where none is given."""
-        config = SamplingConfig(**options)
-        return config if config.repetition_penalty is not None else replace(config, repetition_penalty=self.penalty)
-
     @functools.cached_property
     def penalty(self) -> float:
         """The repetition penalty that suits the tokenizer: 1 if each token is a character or a byte."""
@@ -146,28 +141,29 @@ class LanguageModel:
                 return ids[:-1], ids[-1:], torch.zeros_like(every).index_fill(0, torch.tensor(choices), True)
         return ids, [], every
 
-    def steps(
-        self, prompts: Sequence[str], sampling: SamplingConfig, **options
-    ) -> tuple[Iterator[Tensor], list["TextStream"]]:
+    def steps(self, prompts: Sequence[str], **options) -> tuple[Iterator[Tensor], list["TextStream"]]:
         """The new ids of each step, and for each prompt what makes its text of them. The call raises mistakes.
 
         Args:
-            **options: use_cache, head_gate, compile and observe of `generate_ids`.
+            **options: use_cache, head_gate, compile and observe of `generate_ids`; the others are of `SamplingConfig`.
+                Without a repetition penalty, the one that suits the tokenizer.
         """
+        names = ("use_cache", "head_gate", "compile", "observe")
+        of_ids = {name: options.pop(name) for name in names if name in options}
+        sampling = SamplingConfig(**options)
+        if sampling.repetition_penalty is None:
+            sampling = replace(sampling, repetition_penalty=self.penalty)
         if not prompts:
             raise ValueError("there is no prompt; give at least one")
-        distinct = {prompt: self.split(prompt) for prompt in dict.fromkeys(prompts)}
-        ids, replaced, allowed = zip(*(distinct[prompt] for prompt in prompts), strict=True)
-        first = torch.stack(allowed) if any(replaced) else None
-        choices = {"eot_id": self.eot_id, "vocab_size": self.n_ids, "first": first}
-        steps = generate_ids(self.model, list(ids), sampling, **choices, **options)
+        ids, replaced, allowed = zip(*map(self.split, prompts), strict=True)
+        of_ids["first"] = torch.stack(allowed) if any(replaced) else None
+        steps = generate_ids(self.model, list(ids), sampling, eot_id=self.eot_id, vocab_size=self.n_ids, **of_ids)
         end = {"eot_id": self.eot_id, "stops": sampling.stop or ()}
         return steps, [TextStream(self.tokenizer, *start, **end) for start in zip(ids, replaced, strict=True)]
 
     def _pieces(self, prompts: Sequence[str], max_new_tokens: int, **options) -> Iterator[list[str]]:
         """One list per step, with the new text of each prompt. The call raises mistakes."""
-        of_rows = {name: options.pop(name) for name in ("use_cache", "head_gate", "compile") if name in options}
-        steps, streams = self.steps(prompts, self.sampling(max_new_tokens=max_new_tokens, **options), **of_rows)
+        steps, streams = self.steps(prompts, max_new_tokens=max_new_tokens, **options)
 
         def pieces() -> Iterator[list[str]]:
             for ids in steps:

@@ -62,16 +62,13 @@ def prompt_tokens(lm: LanguageModel, prompt: str) -> list[tuple[str, str]]:
     return [(lm.token_text(token), stream.push(token)) for token in lm.split(prompt)[0]]
 
 
-def live_tokens(
-    lm: LanguageModel, prompt: str, *, head_gate: Tensor | None = None, **options: Any
-) -> Iterator[LiveToken]:
+def live_tokens(lm: LanguageModel, prompt: str, *, max_new_tokens: int, **options: Any) -> Iterator[LiveToken]:
     """Continues a prompt with the tokens of `LanguageModel.generate` for the same arguments.
 
     Within a step, hooks on the model capture the attention: only one step at a time may run on a model.
 
     Args:
-        head_gate: see `GPT.forward`.
-        **options: of `SamplingConfig`.
+        **options: of `LanguageModel.generate`.
 
     Raises:
         ValueError: a value is out of range, or the prompt contains characters that the tokenizer does not know.
@@ -82,20 +79,19 @@ def live_tokens(
         drawn_from = probabilities(logits, choice)[0].double().cpu()  # (vocab_size,)
         seen.append((drawn_from, logits[0, : choice.vocab_size].double().softmax(-1).cpu(), length))
 
-    sampling = lm.sampling(**options)
-    steps, [text_of_prompt] = lm.steps([prompt], sampling, head_gate=head_gate, observe=observe)
-    stream = TextStream(lm.tokenizer, text_of_prompt.ids, eot_id=lm.eot_id)  # its text has a space that was replaced
-    n_tokens, last = len(stream.ids), sampling.max_new_tokens - 1
+    steps, [of_prompt] = lm.steps([prompt], observe=observe, max_new_tokens=max_new_tokens, **options)
+    stream = TextStream(lm.tokenizer, of_prompt.ids, eot_id=lm.eot_id)  # its text has a space that was replaced
+    n_tokens = len(stream.ids)
 
     def tokens() -> Iterator[LiveToken]:  # a generator of its own: the call raises the errors above, not the first step
-        for step in range(sampling.max_new_tokens):
+        for step in range(max_new_tokens):
             maps: list[Tensor] = []
             with capture_attention(lm.model, lambda layer, weights, maps=maps: maps.append(weights[0, :, -1].cpu())):
                 ids = next(steps, None)
             if ids is None:  # after the end of the text
                 return
             token, (drawn_from, model, length) = int(ids), seen.pop()
-            text = stream.push(token) + (stream.finish() if step == last else "")
+            text = stream.push(token) + (stream.finish() if step == max_new_tokens - 1 else "")
             candidates = _candidates(lm, drawn_from, model, token)
             attention = torch.stack(maps) if maps else torch.empty(0, 0, length)  # (L, H, S)
             yield LiveToken(token, lm.token_text(token), text, candidates, attention, n_tokens + step - length)
