@@ -74,7 +74,7 @@ class ScoredText:
     def of(
         cls, lm: LanguageModel, tokens: np.ndarray, n_bytes: int, *, document_eot: int | None = None
     ) -> "ScoredText":
-        """Scores the text in windows as long as the context, which do not overlap, as in validation.
+        """Scores the text in windows as long as the context, which do not overlap, as in validation; with a bar.
 
         Args:
             tokens: (M + 1,) ids of the text.
@@ -85,7 +85,19 @@ class ScoredText:
         length = lm.config.context_length
         inputs, targets = in_rows(tokens[:-1], length), in_rows(tokens[1:], length, constant_values=IGNORE)  # (N, T)
         documents = in_rows(np.cumsum(tokens == lm.eot_id)[:-1], length, mode="edge")  # of each input, and its target
-        nll, correct = score_windows(lm, inputs, targets, document_eot)
+        model, scores, size = lm.model, [], max(1, TOKENS_PER_BATCH // length)
+        bar = tqdm(total=len(inputs), desc="evaluation", unit=" windows", **PROGRESS)
+        with inference(model), bar:
+            for ids, expected in zip(inputs.split(size), targets.split(size), strict=True):
+                longest = int((expected != IGNORE).sum(1).max())  # below T in the last window
+                ids, expected = (x[:, :longest].to(model.embed.weight.device) for x in (ids, expected))
+                scored = expected != IGNORE
+                hidden = model.hidden(ids, **document_options(ids, document_eot))[scored]  # (targets, C)
+                logits, expected = model.logits(hidden).float(), expected[scored]  # (targets, V), (targets,)
+                nll = F.cross_entropy(logits, expected, reduction="none")  # as in GPT.nll
+                scores.append((nll.cpu(), (logits.argmax(-1) == expected).cpu()))
+                bar.update(len(ids))
+        nll, correct = (torch.cat(each).numpy() for each in zip(*scores, strict=True))
         clusters = TextClusters.of(documents, targets)
         sizes = count_bytes(lm, tokens[1:], clusters)
         return cls(nll, correct, clusters, sizes * (n_bytes / sizes.sum()))
@@ -123,27 +135,6 @@ def in_rows(values: np.ndarray, length: int, **padding) -> Tensor:
     """Values (M,) as int64 (N, T), padded at the end by `np.pad`."""
     padded = np.pad(values.astype(np.int64), (0, -len(values) % length), **padding)
     return torch.from_numpy(padded).view(-1, length)
-
-
-def score_windows(
-    lm: LanguageModel, inputs: Tensor, targets: Tensor, document_eot: int | None
-) -> tuple[np.ndarray, np.ndarray]:
-    """`nll` and `correct` of the targets (N, T) that are not IGNORE, see `ScoredText`; on a terminal, with a bar."""
-    model, scores = lm.model, []
-    size = max(1, TOKENS_PER_BATCH // inputs.shape[1])
-    with tqdm(total=len(inputs), desc="evaluation", unit=" windows", **PROGRESS) as bar:
-        for ids, expected in zip(inputs.split(size), targets.split(size), strict=True):
-            longest = int((expected != IGNORE).sum(1).max())  # below T in the last window
-            ids, expected = (x[:, :longest].to(model.embed.weight.device) for x in (ids, expected))
-            scored = expected != IGNORE
-            with inference(model):
-                hidden = model.hidden(ids, **document_options(ids, document_eot))[scored]  # (targets, C)
-                logits, expected = model.logits(hidden).float(), expected[scored]  # (targets, V), (targets,)
-                nll = F.cross_entropy(logits, expected, reduction="none")  # as in GPT.nll
-                scores.append((nll.cpu(), (logits.argmax(-1) == expected).cpu()))
-            bar.update(len(ids))
-    nll, correct = (torch.cat(each).numpy() for each in zip(*scores, strict=True))
-    return nll, correct
 
 
 def count_bytes(lm: LanguageModel, targets: np.ndarray, clusters: TextClusters) -> np.ndarray:
