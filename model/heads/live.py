@@ -92,16 +92,11 @@ def live_tokens(lm: LanguageModel, prompt: str, *, max_new_tokens: int, **option
                 return
             token, (drawn_from, model, length) = int(ids), seen.pop()
             text = stream.push(token) + (stream.finish() if step == max_new_tokens - 1 else "")
-            candidates = _candidates(lm, drawn_from, model, token)
+            order = torch.where(drawn_from > 0, 1 + drawn_from, model)  # first those that could be drawn
+            best = order.topk(min(N_CANDIDATES, len(order))).indices.tolist()
+            shown = [*best, *([] if token in best else [token])]
+            candidates = [Candidate(i, lm.token_text(i), drawn_from[i].item(), model[i].item()) for i in shown]
             attention = torch.stack(maps) if maps else torch.empty(0, 0, length)  # (L, H, S)
             yield LiveToken(token, lm.token_text(token), text, candidates, attention, n_tokens + step - length)
 
     return tokens()
-
-
-def _candidates(lm: LanguageModel, drawn_from: Tensor, model: Tensor, drawn: int) -> list[Candidate]:
-    """See `LiveToken`; of probabilities (vocab_size,)."""
-    order = torch.where(drawn_from > 0, 1 + drawn_from, model)  # first those that could be drawn
-    ids = order.topk(min(N_CANDIDATES, len(order))).indices.tolist()
-    ids += [drawn] if drawn not in ids else []
-    return [Candidate(i, lm.token_text(i), drawn_from[i].item(), model[i].item()) for i in ids]

@@ -131,18 +131,11 @@ def repeated_tokens(alphabet: Tensor, length: int, seed: int, n_repeats: int = N
     return alphabet[torch.stack(draws)].repeat(1, 2)
 
 
-def uniform_weights(model: GPT, ids: Tensor, options: dict[str, Tensor]) -> Tensor:
-    """The weights of a head with zero queries, spread evenly over the visible keys: (B, 1, T, T)."""
-    q = torch.zeros(*ids.shape, 1, device=ids.device)[:, None]  # (B, 1, T, D), as k and v
-    masking = {"mask": options.get("mask"), "causal": model.config.causal, "window": model.config.window}
-    return attention(q, q, q, need_weights=True, **masking)[1]
-
-
 def text_scores(weights: Tensor, uniform: Tensor, options: dict[str, Tensor]) -> dict[str, Tensor]:
     """The scores of a text: (B, H, T) each, NaN where only one key is visible.
 
     Args:
-        uniform: see `uniform_weights`.
+        uniform: the weights of a head with zero queries, spread evenly over the visible keys: (B, 1, T, T).
         options: of `GPT.forward`; the positions count from the start of a document.
     """
     n_visible = (uniform > 0).sum(-1)  # (B, 1, T)
@@ -186,7 +179,9 @@ def _means(
     n_layers, n_heads, losses = model.config.n_layers, model.config.n_heads, []
     totals = defaultdict(lambda: torch.zeros(2, n_layers + 1, n_heads, dtype=torch.float64))  # the last: uniform
     for ids, targets, options in text.batches(model.embed.weight.device):
-        uniform = uniform_weights(model, ids, options)
+        q = torch.zeros(*ids.shape, 1, device=ids.device)[:, None]  # (B, 1, T, D), as k and v
+        masking = {"mask": options.get("mask"), "causal": model.config.causal, "window": model.config.window}
+        uniform = attention(q, q, q, need_weights=True, **masking)[1]  # (B, 1, T, T)
 
         def accumulate(layer: int, weights: Tensor, uniform=uniform, options=options) -> None:
             for name, values in score(weights, uniform, options).items():
