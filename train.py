@@ -21,11 +21,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tril.model.runs import Run, run_folder
+from tril.model.runs import Run, in_sweep, run_folder
+from tril.model.training.settings import Stopped
 from tril.scripts.cli import run as steps
 from tril.scripts.cli.app import Composed, command, compose
-from tril.scripts.cli.config import FOLDER, RunConfig, TrainCommand, check_minutes, check_single
-from tril.scripts.cli.errors import UserError, shell_command, user_errors
+from tril.scripts.cli.config import FOLDER, RunConfig, TrainCommand, check_minutes, check_single, is_given
+from tril.scripts.cli.errors import UserError, user_errors
 
 
 def train(*settings: str, **keywords: object) -> Run:
@@ -47,6 +48,8 @@ def train(*settings: str, **keywords: object) -> Run:
     try:
         composed = compose("train", settings)
         return run(composed.own(TrainCommand), composed, one_process=True)
+    except Stopped as stopped:
+        raise KeyboardInterrupt(stopped.text) from None
     except UserError as error:
         raise error.with_traceback(None) from None  # a notebook shows the line, not the frames that found it
 
@@ -67,17 +70,17 @@ def run(own: TrainCommand, composed: Composed, *, one_process: bool = False) -> 
     """One run, to its end.
 
     Args:
-        one_process: reject settings that start further processes, and raise KeyboardInterrupt after a signal.
+        one_process: reject settings that start further processes.
 
     Raises:
-        UserError: wrong settings, before anything expensive starts; a model that sees the future, before the first
-            step; a loss that is not finite.
+        UserError: wrong settings, before anything expensive starts; and see `fit`.
+        Stopped: a signal ended the run.
     """
     started, given, folder = time.perf_counter(), composed.given, composed.given.get(FOLDER)
-    in_sweep = folder is not None and steps.sweep_of(folder) is not None
+    is_single = folder is None or not in_sweep(folder)
     checkpoint = lm = lineage = planner = None
     with user_errors():
-        if not in_sweep:
+        if is_single:
             check_single(given, composed.grid)
         if own.resume is not None:
             from tril.scripts.cli.resume import check_text, is_finished, resumed
@@ -87,12 +90,12 @@ def run(own: TrainCommand, composed: Composed, *, one_process: bool = False) -> 
             if is_finished(going_on, checkpoint.step or 0, config.trainer.max_steps, given):
                 return going_on
         elif own.init_from is not None:
-            from tril.scripts.cli.init_from import load_weights, take_over
+            from tril.scripts.cli.init_from import take_over
 
             settings, lm, lineage = take_over(own.init_from, composed)
-            config = RunConfig.of(settings, None if in_sweep else given)
+            config = RunConfig.of(settings, given if is_single else None)
         else:
-            config = RunConfig.of(composed.settings, None if in_sweep else given)
+            config = RunConfig.of(composed.settings, given if is_single else None)
         if own.minutes is not None:
             check_minutes(config.trainer, given)
         hardware = steps.choose_hardware(config, one_process=one_process)
@@ -101,37 +104,35 @@ def run(own: TrainCommand, composed: Composed, *, one_process: bool = False) -> 
 
     from tril.data.datamodule import TextDataModule
     from tril.model.gpt import GPT
-    from tril.model.training.summary import code_version, describe
+    from tril.model.training.module import TrainingModule
+    from tril.model.training.summary import describe
     from tril.model.training.trainer import build_trainer, fit
 
     with steps.open_run(folder, checkpoint) as run:
         with user_errors():
             if checkpoint is not None:
                 print(f"{run.folder} continues at step {checkpoint.step:,} of {config.trainer.max_steps:,}", flush=True)
-            added = steps.instantiate(config.targets, run.folder) if config.targets else ((), ())
+            added = steps.instantiate(config.targets, run.folder) if config.targets else ()
             data = TextDataModule(config.data, context_length=config.model.context_length, seed=config.top.seed)
             config = config.complete(hardware, data.meta["vocab_size"])
             if checkpoint is not None:
                 check_text(checkpoint, data.meta["fingerprint"])
             if own.minutes is not None:
+                from tril.model.training.time_budget import STARTUP, plan_time
+
                 fixed = [*given, *(["model", "optim.weight_decay"] if lm else [])]  # settings that keep their values
-                config, planner = steps.plan_minutes(config, data, started + 60 * own.minutes, fixed, run)
-            config = config.decide_compilation(data.lengths)
+                keeps = lambda key: "experiment" in given or is_given(fixed, key)  # noqa: E731
+                config, planner = plan_time(config, data, end=started + 60 * own.minutes - STARTUP, keeps=keeps)
+            config = config.decide_compilation()
             torch.manual_seed(config.seed_for("initialisation"))
             model = GPT(config.model)
             if lm is not None:
-                load_weights(lm, model)
-            of_run = {"sweep": steps.sweep_of(run.folder), "started": started, "planner": planner, "added": added}
-            passes = config.train_tokens() / data.meta["counts"]["train"]["tokens"]
-            trainer = build_trainer(config, run.folder, passes=passes, **of_run)
+                model.load_state_dict(lm.model.state_dict())
+            trainer = build_trainer(config, run.folder, data, started=started, planner=planner, added=added)
             torch.manual_seed(config.seed_for(f"dropout/{rank}" if (rank := trainer.global_rank) else "dropout"))
-            module = steps.build_module(config, model, data, lineage)
-        before, settings = run.settings if checkpoint else None, config.to_dict()
-        steps.start_run(run, settings)
-        print(describe(trainer, module, data), flush=True)
-        with steps.ending(run, before, in_process=one_process):
-            path, settings = checkpoint and checkpoint.path, settings | {"code": code_version()}
-            fit(trainer, module, data, checkpoint=path, settings=settings, command=shell_command)
+            module = TrainingModule.of_run(config, model, data, config.to_dict(), lineage)
+        print(describe(trainer, module), flush=True)
+        fit(trainer, module, checkpoint and checkpoint.path)
     return run
 
 

@@ -35,8 +35,8 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
 
 
 def remove_leftovers(folder: str | Path) -> None:
-    """Removes the temporary files that killed processes left in a folder. No other process may write there."""
-    for part in Path(folder).glob(".*.part"):
+    """Removes the temporary files that killed processes left below a folder. No other process may write there."""
+    for part in Path(folder).rglob(".*.part"):
         part.unlink(missing_ok=True)
 
 

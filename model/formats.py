@@ -3,6 +3,7 @@
 import csv
 import io
 import re
+import shlex
 import textwrap
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
@@ -77,3 +78,12 @@ def csv_text(rows: Iterable[Mapping[str, object]]) -> str:
     table.writeheader()
     table.writerows(rows)
     return text.getvalue()
+
+
+def shell_command(script: str, *settings: str) -> str:
+    """How the user starts a script: `tril report dir=latest`.
+
+    Args:
+        settings: key=value; those with spaces or other characters of the shell are quoted.
+    """
+    return shlex.join(["tril", script, *settings])

@@ -8,7 +8,7 @@ import csv
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from tril.model.atomic_files import read_arrays, reading
+from tril.model.atomic_files import read_arrays, reading, write_text
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,7 +38,6 @@ FIGURES = (  # of a summary.json: numbers, or null
     *("final_val_loss", "final_val_bpb", "best_val_loss", "best_val_bpb", "parameters", "flops_per_token", "tokens"),
     *("tokens_per_second", "peak_memory_gb", "seconds", "val_bytes_per_token"),
 )
-MAX_LINE = 1 << 20  # characters of a line of metrics.csv, after which it is skipped
 MAX_DEPTH = 20  # of a config.yaml
 
 
@@ -73,6 +72,10 @@ class Run:
         """The settings of the run: the content of config.yaml."""
         return read_settings(self.folder / SETTINGS)
 
+    def write_settings(self, settings: Mapping[str, Any]) -> None:
+        """Writes config.yaml."""
+        write_text(self.folder / SETTINGS, yaml.safe_dump(dict(settings), sort_keys=False, allow_unicode=True))
+
     @property
     def config(self) -> Any:
         """The same with attributes, as in `run.config.model.n_heads`."""
@@ -97,7 +100,7 @@ class Run:
         where a full disk ended the run.
         """
         with reading(self.folder / METRICS) as path, path.open(encoding="utf-8", newline="") as file:
-            lines = csv.DictReader(line for line in iter(lambda: file.readline(MAX_LINE), "") if line.endswith("\n"))
+            lines = csv.DictReader(line for line in file if line.endswith("\n"))
             rows = [{key: float(text) for key, text in line.items() if text} for line in lines]
             return [row | {"step": int(row["step"])} for row in rows]
 
@@ -231,6 +234,11 @@ def state_of(folder: str | Path) -> str:
     return "unfinished" if Path(folder).is_dir() else "not started"
 
 
+def in_sweep(folder: str | Path) -> bool:
+    """Whether a run belongs to a sweep."""
+    return Path(folder).absolute().with_name(SWEEP).is_file()
+
+
 def partial_validation(windows: dict[str, int] | None) -> str | None:
     """Such as "16 of 1,110 windows", if not the whole validation part was scored.
 
@@ -240,11 +248,3 @@ def partial_validation(windows: dict[str, int] | None) -> str | None:
     if not windows or windows["scored"] == windows["of"]:
         return None
     return f"{windows['scored']:,} of {windows['of']:,} windows"
-
-
-def remove_if_empty(folder: Path) -> None:
-    """Removes the folder of a run if it is empty, and those of its date and of all runs."""
-    root = Path(ROOTS[0]).absolute()
-    with contextlib.suppress(OSError):  # one is not empty
-        for path in (folder, *(path for path in folder.parents[:2] if path.absolute().is_relative_to(root))):
-            path.rmdir()

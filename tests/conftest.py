@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from http import HTTPStatus
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Literal, get_args, get_origin, get_type_hints
 
 # Read when numpy and torch are imported. Threads of several test processes share the cores, so none may spin while
@@ -19,6 +20,7 @@ from typing import Literal, get_args, get_origin, get_type_hints
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+import numpy as np
 import pytest
 import torch
 from filelock import FileLock
@@ -191,15 +193,18 @@ def byte_model(**choices) -> LanguageModel:
     return LanguageModel(tiny_gpt(**{"vocab_size": 257, **choices}), build(TokenizerConfig(kind="byte")))
 
 
-def training_module(model: GPT, steps: int = 8, optim=None, **options):
-    """The Lightning module of a run of so many steps; options as of TrainingModule."""
+def training_module(model: GPT, steps: int = 8, optim=None, *, document_eot: int | None = None, compile=None):
+    """The Lightning module of a run of so many steps on a text of one document, with a byte for each target."""
     from tril.model.checkpoint import Checkpoint
     from tril.model.training.module import TrainingModule
     from tril.model.training.optim import OptimConfig
 
     tokenizer = build(TokenizerConfig(kind="byte")).to_str()
     payload = Checkpoint(model.config, {}, tokenizer, "<|endoftext|>", data={"fingerprint": "text"}).entry()
-    return TrainingModule(model, optim or OptimConfig(), payload=payload, total_steps=steps, val_bytes=float, **options)
+    text = SimpleNamespace(val_bytes=float, documents=lambda split: np.zeros(10_000, int))
+    source = SimpleNamespace(document_mask=document_eot is not None)
+    data = SimpleNamespace(text=text, source=source, meta={"eot_id": document_eot})
+    return TrainingModule(model, optim or OptimConfig(), payload=payload, total_steps=steps, data=data, compile=compile)
 
 
 @pytest.fixture

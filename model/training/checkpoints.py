@@ -14,28 +14,13 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_only
 
 from tril.model.checkpoint import read_state, write_state
+from tril.model.formats import shell_command
 from tril.model.runs import BEST, CHECKPOINTS, LAST
 from tril.model.training.callbacks.metrics import Metrics
 from tril.model.training.module import TrainingModule
-from tril.model.training.settings import CheckpointConfig
+from tril.model.training.settings import CheckpointConfig, Stopped
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # Slurm sends the last one before its time limit
-
-
-class Stopped(SystemExit):
-    """A signal ended the run after a step, whose checkpoint is last.ckpt; the exit status is 128 + the signal.
-
-    In ranks other than 0 the status is 0, since Lightning kills rank 0 when another rank ends with another status.
-    """
-
-    def __init__(self, signum: int, trainer: Trainer) -> None:
-        super().__init__(128 + signum if trainer.is_global_zero else 0)
-        self.signum, self.step = signum, trainer.global_step
-
-    def describe(self, resume: str) -> str:
-        """One line; `resume` is the command that continues the run."""
-        name = "Ctrl-C" if self.signum == signal.SIGINT else signal.Signals(self.signum).name
-        return f"stopped by {name} at step {self.step}; continue with {resume}"
 
 
 class CheckpointFiles(TorchCheckpointIO):
@@ -105,7 +90,12 @@ class Checkpoints(Checkpoint):
 
     def on_train_end(self, trainer: Trainer, pl_module: TrainingModule) -> None:
         if self._is_stopped:
-            raise Stopped(self._signum or signal.SIGTERM, trainer)
+            signum = self._signum or signal.SIGTERM
+            name = "Ctrl-C" if signum == signal.SIGINT else signal.Signals(signum).name
+            resume = shell_command("train", f"resume={trainer.default_root_dir}")
+            text = f"stopped by {name} at step {trainer.global_step}; continue with {resume}"
+            # Lightning kills rank 0 when another rank ends with another status than 0
+            raise Stopped(text, 128 + signum if trainer.is_global_zero else 0)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: TrainingModule, outputs, batch, batch_idx: int) -> None:
         if trainer.global_step == self._step:  # no end of an optimizer step

@@ -1,17 +1,16 @@
 """Accelerator, precision and compilation that suit this machine, and the peak speed that MFU is relative to."""
 
 import ctypes
-import os
+import functools
 import platform
 import re
-import shutil
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from torch.utils._triton import has_triton
 
+from tril.data.settings import first_line, typed
 from tril.model.training.settings import Accelerator, Compile, Precision
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
@@ -56,7 +55,7 @@ class Hardware:
         """
         if self.compile != "auto":
             return self
-        return replace(self, compile=REGIONAL if flops >= COMPILED_FLOPS and compiles() else None)
+        return replace(self, compile=REGIONAL if flops >= COMPILED_FLOPS and not compile_error("cpu") else None)
 
 
 def cpu_name() -> str:
@@ -66,13 +65,14 @@ def cpu_name() -> str:
     return match[1] if match else platform.processor() or platform.machine()
 
 
-def compiles() -> bool:
-    """Whether torch.compile works on the CPU: a compiler may be there without its headers or OpenMP."""
+@functools.cache
+def compile_error(device: str) -> str | None:
+    """Why torch.compile does not work for "cuda", "mps" or "cpu", from a trial; None: it works."""
     try:
-        torch.compile(torch.neg)(torch.ones(1))
-    except Exception:  # of any step of the compilation
-        return False
-    return True
+        torch.compile(torch.neg)(torch.ones(1, device=device))
+    except Exception as error:  # of any step: a compiler may be missing, or there without its headers or OpenMP
+        return first_line(error)
+    return None
 
 
 def keep_freed_memory() -> None:
@@ -86,8 +86,8 @@ def keep_freed_memory() -> None:
         mallopt(M_TRIM_THRESHOLD, MAX_KEPT_BYTES)
 
 
-def pick_device(name: str, key: str = "device") -> str:
-    """`name`, or the fastest available kind of device for "auto".
+def use_device(name: str, key: str = "device") -> str:
+    """`name`, or the fastest available kind of device for "auto"; on a CPU, see `keep_freed_memory`.
 
     Raises:
         ValueError: this machine does not have what the setting `key` names.
@@ -97,22 +97,10 @@ def pick_device(name: str, key: str = "device") -> str:
     if name not in ("auto", *usable):
         has = f"is not available to this torch build, which has {', '.join(usable)}"
         raise ValueError(f"{key}={name} {has}; use auto")
-    return usable[0] if name == "auto" else name
-
-
-def use_device(name: str) -> str:
-    """The same, for a command that computes on it; on a CPU, see `keep_freed_memory`."""
-    device = pick_device(name)
+    device = usable[0] if name == "auto" else name
     if device == "cpu":
         keep_freed_memory()
     return device
-
-
-def configure_torch(accelerator: str) -> None:
-    """Sets the global options of torch for training on "cpu", "cuda" or "mps"."""
-    if accelerator == "cpu":
-        keep_freed_memory()
-    torch.set_float32_matmul_precision("high" if accelerator == "cuda" else "highest")
 
 
 def has_bf16(accelerator: str) -> bool:
@@ -127,22 +115,16 @@ def has_bf16(accelerator: str) -> bool:
 
 
 def choose_compile(compile: Compile, device: str) -> Compile:
-    """What compile=auto means: true on CUDA and "auto" on a CPU, with a complete toolchain; else false.
+    """What compile=auto means: true on CUDA if torch.compile works, "auto" on a CPU; else false.
 
     Raises:
-        ValueError: torch.compile lacks a tool that it needs for "cpu" or "cuda"; it would fail in the first step.
+        ValueError: torch.compile does not work; it would fail in the first step.
     """
-    # CC is for Triton's launchers, CXX for inductor's kernels
-    variable, usual = ("CC", ["gcc", "clang"]) if device == "cuda" else ("CXX", ["g++", "clang++"])
-    missing = None
-    if device == "cuda" and not has_triton():
-        missing = "Triton; install a build of torch that has it for this card"
-    elif not any(map(shutil.which, [os.environ[variable]] if variable in os.environ else usual)):
-        missing = f"a compiler; install {usual[0]} or name one in {variable}"
     if compile == "auto":
-        return missing is None and {"cuda": True, "cpu": "auto"}.get(device, False)
-    if compile and missing is not None:
-        raise ValueError(f"compiling for {device} needs {missing}, or use compile=false")
+        return "auto" if device == "cpu" else device == "cuda" and compile_error(device) is None
+    if compile and (cause := compile_error(device)):
+        remedy = "install a C++ compiler (CUDA: a C compiler and Triton), or use compile=false"
+        raise ValueError(f"compile={typed(compile)} does not work for {device} ({cause}); {remedy}")
     return compile
 
 
@@ -150,6 +132,8 @@ def select_hardware(
     accelerator: Accelerator = "auto", precision: Precision = "auto", compile: Compile = "auto"
 ) -> Hardware:
     """Replaces every "auto" by what suits the machine: CUDA before MPS before CPU, bf16 only if the hardware has it.
+
+    Training on CUDA then multiplies float32 matrices in TF32.
 
     Args:
         accelerator: trainer.accelerator.
@@ -159,7 +143,7 @@ def select_hardware(
     Raises:
         ValueError: this machine lacks what the settings need.
     """
-    device = pick_device(accelerator, "trainer.accelerator")
+    device = use_device(accelerator, "trainer.accelerator")
     if precision == "auto":
         precision = "bf16-mixed" if has_bf16(device) else "16-mixed" if device == "cuda" else "32-true"
     if precision == "16-mixed" and device != "cuda":  # its loss scaling is implemented for CUDA
@@ -170,4 +154,5 @@ def select_hardware(
     compile = choose_compile(compile, device)
     mode = compile if isinstance(compile, str) else "default" if compile else None
     name = torch.cuda.get_device_name() if device == "cuda" else cpu_name()
+    torch.set_float32_matmul_precision("high" if device == "cuda" else "highest")
     return Hardware(device, precision, mode, name, PEAK_FLOPS.get(name))

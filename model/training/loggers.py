@@ -9,7 +9,7 @@ from typing import Any
 from lightning import Trainer
 from lightning.pytorch.loggers import WandbLogger
 
-from tril.model.runs import BEST, CHECKPOINTS, SUMMARY, SWEEP
+from tril.model.runs import SUMMARY, in_sweep
 
 
 def wandb_logger(save_dir: str, project: str = "tril", **options: Any) -> WandbLogger:
@@ -20,12 +20,12 @@ def wandb_logger(save_dir: str, project: str = "tril", **options: Any) -> WandbL
 
     Args:
         save_dir: the folder of the run.
-        options: of `WandbLogger`, such as log_model.
+        options: of `WandbLogger`.
     """
     folder = Path(save_dir)
     ids = [path.name.rpartition("-")[2] for path in sorted((folder / "wandb").glob("*run-*-*"))]
     chosen: dict[str, Any] = {"id": ids[-1] if ids else secrets.token_hex(4), "name": folder.name}
-    chosen["group"] = folder.parent.name if (folder.parent / SWEEP).is_file() else None
+    chosen["group"] = folder.parent.name if in_sweep(folder) else None
     if "WANDB_MODE" not in os.environ:
         import wandb
 
@@ -38,17 +38,11 @@ def wandb_logger(save_dir: str, project: str = "tril", **options: Any) -> WandbL
 def finish_loggers(trainer: Trainer, *, failed: bool) -> None:
     """Gives the results of the run to wandb, and ends it there, where it otherwise lasts as long as the process.
 
-    With `logger.wandb.log_model`, wandb gets the best checkpoint, which holds the tokenizer too.
-
     Args:
         failed: the run ended with an exception.
     """
-    folder = Path(trainer.default_root_dir)
-    best, summary = folder / CHECKPOINTS / BEST, folder / SUMMARY
+    summary = Path(trainer.default_root_dir) / SUMMARY
     for logger in trainer.loggers if trainer.is_global_zero else ():
         if isinstance(logger, WandbLogger) and logger._experiment is not None:
-            run = logger.experiment
-            run.summary.update(json.loads(summary.read_text(encoding="utf-8")) if summary.is_file() else {})
-            if logger._log_model and best.is_file():
-                run.log_artifact(str(best), f"model-{run.id}", "model")
-            run.finish(exit_code=int(failed))
+            logger.experiment.summary.update(json.loads(summary.read_text("utf-8")) if summary.is_file() else {})
+            logger.experiment.finish(exit_code=int(failed))

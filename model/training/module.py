@@ -8,18 +8,20 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from lightning import LightningModule
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
+from tril.data.datamodule import TextDataModule
+from tril.data.settings import flatten
+from tril.model.checkpoint import Checkpoint, code_sha256
 from tril.model.gpt import GPT, IGNORE, call_block, raise_recompile_limit
 from tril.model.masks import document_options
 from tril.model.training.hardware import GRAPHS, REGIONAL
 from tril.model.training.optim import build_optimizer, param_groups
 from tril.model.training.schedule import lr_factor
-from tril.model.training.settings import OptimConfig
+from tril.model.training.settings import OptimConfig, TrainingConfig
 
 Batch = tuple[Tensor, Tensor]  # inputs and targets, int64 (B, T); targets that are IGNORE do not count
 NO_TARGET = -math.inf  # in place of the loss of an ignored target, which no target has
@@ -32,13 +34,9 @@ class TrainingModule(LightningModule):
         model: the GPT.
         optim: optimizer and schedule.
         total_steps: optimizer steps of the run (Lightning's estimate of them would reset a resumed loader).
-        val_bytes: the UTF-8 bytes of the first n validation targets, given n; for bits per byte.
-        val_documents: the documents of the first n validation targets, counted from 0, (n,), given n; None: the losses
-            of documents are not kept.
+        data: the text.
         payload: the "tril" entry of a checkpoint, see `Checkpoint.entry`; `CausalityCheck` adds the certificate.
         compile: `Hardware.compile`: what is compiled.
-        document_eot: id of the token that opens a document; attention and positions do not cross documents. None: a
-            window is one text.
 
     Attributes:
         nll: `GPT.nll`, compiled if training compiles it.
@@ -54,15 +52,13 @@ class TrainingModule(LightningModule):
         optim: OptimConfig,
         *,
         total_steps: int,
-        val_bytes: Callable[[int], float],
-        val_documents: Callable[[int], np.ndarray] | None = None,
+        data: TextDataModule,
         payload: dict[str, Any],
         compile: str | None = None,
-        document_eot: int | None = None,
     ) -> None:
         super().__init__()
-        self.model, self.optim, self.total_steps = model, optim, total_steps
-        self.compiles, self.document_eot = compile, document_eot
+        self.model, self.optim, self.total_steps, self.compiles = model, optim, total_steps, compile
+        self.data, self.document_eot = data, data.meta["eot_id"] if data.source.document_mask else None
         self.nll: Callable[..., Tensor] = model.nll
         if compile:
             raise_recompile_limit()
@@ -70,17 +66,35 @@ class TrainingModule(LightningModule):
             self.nll = functools.partial(model.nll, run_block=torch.compile(call_block, dynamic=False))
         elif compile:
             self.nll = torch.compile(model.nll, dynamic=False, mode=compile)
-        self.val_bytes, self.val_documents = val_bytes, val_documents
         self.val_windows, self.val_nll = torch.empty(2, 0), torch.empty(0)
         self._val = torch.empty(0)  # losses of the validation so far, (n_batches * B, T); on the device
         self.payload = dict(payload)
         self.train_sums = torch.zeros(2)
         self._random_states: dict[str, Tensor] = {}  # of a checkpoint, until training starts
 
-    def set_total_steps(self, steps: int) -> None:
-        """Changes the optimizer steps of the run, for the schedule and in every checkpoint from now on."""
-        self.total_steps = steps
-        self.payload["settings"] = self.payload["settings"] | {"trainer.max_steps": steps}
+    @classmethod
+    def of_run(
+        cls, config: TrainingConfig, model: GPT, data: TextDataModule, settings: dict[str, Any], lineage: Any
+    ) -> "TrainingModule":
+        """The module of a run, with what its checkpoints hold besides the weights.
+
+        Args:
+            settings: all of the run, as nested plain values.
+            lineage: where the initial weights come from; None: they are random.
+        """
+        assert config.hardware is not None
+        entry = Checkpoint(
+            model.config,
+            weights={},  # Lightning adds them
+            tokenizer=data.tokenizer.to_str(),
+            eot=data.source.tokenizer.eot,
+            data=data.meta | {"prompt": data.source.prompt},
+            lineage=lineage,
+            settings=flatten(settings),
+            code=code_sha256(),
+        )
+        steps, options = config.trainer.max_steps, {"payload": entry.entry(), "compile": config.hardware.compile}
+        return cls(model, config.optim, total_steps=steps, data=data, **options)
 
     def losses(self, batch: Batch) -> Tensor:
         """The loss of each target in nats, (B, T), as in `GPT.nll`."""
@@ -134,7 +148,7 @@ class TrainingModule(LightningModule):
         self.val_windows, self.val_nll = windows[:, windows[1] > 0], nll[is_target]
         self._val = torch.empty(0)
         nats, targets = self.val_windows.sum(1).tolist()
-        values = {"val/loss": nats / targets, "val/bpb": nats / math.log(2) / self.val_bytes(int(targets))}
+        values = {"val/loss": nats / targets, "val/bpb": nats / math.log(2) / self.data.text.val_bytes(int(targets))}
         self.log_dict(values, logger=False)  # `Metrics` does, in one row with what was spent
         self._log_step()
 

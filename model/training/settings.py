@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, field_validator
 from pydantic.dataclasses import dataclass
 
-from tril.data.settings import canonical, group, setting, strict_settings
+from tril.data.settings import group, setting, strict_settings
+from tril.data.sources.base import Source
+from tril.model.config import GPTConfig
 
 if TYPE_CHECKING:
     from tril.model.training.hardware import Hardware
@@ -20,8 +22,21 @@ Precision = Literal["auto", "32-true", "bf16-mixed", "bf16-true", "16-mixed"]
 Compile = Literal["auto", True, False, "regional", "reduce-overhead"]
 
 
-class RunRefused(ValueError):
-    """A setting turns out to be wrong with the built model and its tokenizer, before the first step. One line."""
+class UserError(ValueError):
+    """A mistake of the user. Its message is one line: value, limit, remedy. Notes list parts of a grid."""
+
+
+class Stopped(SystemExit):
+    """A signal ended the run after a step, whose checkpoint is last.ckpt. The text says how to continue.
+
+    Args:
+        text: one line.
+        code: the exit status.
+    """
+
+    def __init__(self, text: str, code: int) -> None:
+        super().__init__(code)
+        self.text = text
 
 
 @dataclass(frozen=True, config=strict_settings())
@@ -104,10 +119,6 @@ class OptimConfig:
         "original", "Muon's rate by matrix shape; match_rms_adamw suits AdamW's lr and decay", needs="kind=muon"
     )
     schedule: ScheduleConfig = group(ScheduleConfig)
-
-    def canonical(self) -> "OptimConfig":
-        """The same optimizer with every field that has no effect at its default, so that equal runs compare equal."""
-        return canonical(self)
 
 
 @dataclass(frozen=True, config=strict_settings("trainer"))
@@ -198,16 +209,36 @@ class CallbacksConfig:
 
 @plain_dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
-    """What the Trainer reads of the settings of a run.
+    """What training reads of the settings of a run.
 
     Attributes:
         hardware: that the run uses; None until it is chosen.
     """
 
     top: TopLevelConfig
+    model: GPTConfig
+    data: Source
     optim: OptimConfig
     trainer: TrainerConfig
     callbacks: CallbacksConfig
     checkpoint: CheckpointConfig
     causality: CausalityConfig
     hardware: "Hardware | None" = None
+
+    def tokens_per_step(self) -> int:
+        """Training tokens per step and device."""
+        return self.data.batch_size * self.model.context_length * self.trainer.accumulate_grad_batches
+
+    @property
+    def devices(self) -> int:
+        """Devices of the run as configured, each with batches of its own; Lightning counts a CPU as one."""
+        import torch
+
+        devices, nodes = self.trainer.devices, self.trainer.num_nodes
+        if devices == "auto":
+            devices = torch.cuda.device_count() if self.hardware and self.hardware.accelerator == "cuda" else 1
+        return nodes * devices
+
+    def train_tokens(self) -> int:
+        """Training tokens of the whole run."""
+        return self.trainer.max_steps * self.tokens_per_step() * self.devices

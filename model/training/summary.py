@@ -2,30 +2,29 @@
 
 import math
 import re
-import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning import Trainer
 
-from tril.data.datamodule import TextDataModule
 from tril.model.atomic_files import write_json
-from tril.model.formats import clock, engineering, figures, plural
+from tril.model.checkpoint import code_sha256
+from tril.model.formats import clock, engineering, figures, plural, shell_command
 from tril.model.gpt import sizes
 from tril.model.runs import ROOTS, SUMMARY, partial_validation
 from tril.model.training.callbacks.metrics import Metrics
 from tril.model.training.module import TrainingModule
 from tril.model.training.optim import DECAYS, suitable_decay
 
-PACKAGE = Path(__file__).resolve().parents[2]
 MANY_PASSES = 2  # over a text, from which weight decay lowers the loss
 
 
-def describe(trainer: Trainer, module: TrainingModule, data: TextDataModule) -> str:
+def describe(trainer: Trainer, module: TrainingModule) -> str:
     """The lines printed before a run: four, and a warning."""
-    model, meta, hardware, steps = module.model, data.meta, Metrics.of(trainer).hardware, trainer.max_steps
+    data, model, hardware, steps = module.data, module.model, Metrics.of(trainer).hardware, trainer.max_steps
+    meta = data.meta
     of_step = data.batch_size * data.context_length * trainer.accumulate_grad_batches * trainer.world_size
     train, val, total = meta["counts"]["train"]["tokens"], meta["counts"]["val"]["tokens"], steps * of_step
     threads = f", {plural(torch.get_num_threads(), 'thread')}" if hardware.accelerator == "cpu" else ""
@@ -46,28 +45,21 @@ def describe(trainer: Trainer, module: TrainingModule, data: TextDataModule) -> 
 
 
 def summarize(
-    trainer: Trainer,
-    module: TrainingModule,
-    data: TextDataModule,
-    *,
-    command: Callable[..., str],
-    diverged: str | None = None,
-    stopped: str | None = None,
+    trainer: Trainer, module: TrainingModule, *, diverged: str | None = None, stopped: str | None = None
 ) -> None:
     """Writes loss.png, then summary.json, which marks the run as finished, and prints the end of the run; on rank 0.
 
     Args:
-        command: the name of a script and its settings -> how the user starts it.
         diverged: why the run ended early. Its final losses are NaN, and nothing is printed.
         stopped: why it made fewer steps than planned.
     """
     if not trainer.is_global_zero:
         return
-    metrics, model, meta, folder = Metrics.of(trainer), module.model, data.meta, Path(trainer.default_root_dir)
+    metrics, model, data, folder = Metrics.of(trainer), module.model, module.data, Path(trainer.default_root_dir)
     hardware, lineage = metrics.hardware, module.payload.get("lineage") or {}
     train, val = metrics.last("train/loss") or {}, metrics.last("val/loss") or {}  # max_time can stop before the first
     losses = {"final": {} if diverged else val, "best": metrics.best() if val else {"step": 0}}
-    causality, n_targets = module.payload.get("certificate"), meta["counts"]["val"]["targets"]
+    causality, n_targets = module.payload.get("certificate"), data.meta["counts"]["val"]["targets"]
     summary = {
         **{f"{name}_val_{x}": row.get(f"val/{x}", math.nan) for name, row in losses.items() for x in ("loss", "bpb")},
         "best_step": losses["best"]["step"],
@@ -85,28 +77,29 @@ def summarize(
         "threads": torch.get_num_threads() if hardware.accelerator == "cpu" else None,
         **sizes(model, data.lengths),
         "context_length": model.config.context_length,
-        "training_text_tokens": meta["counts"]["train"]["tokens"],
+        "training_text_tokens": data.meta["counts"]["train"]["tokens"],
         "val_bytes_per_token": data.text.val_bytes(n_targets) / n_targets,
-        "data_fingerprint": meta["fingerprint"],
+        "data_fingerprint": data.meta["fingerprint"],
         "seed": data.seed,
         "diverged": diverged,
         "stopped_early": stopped,
         "causality": "certified" if causality and causality["passed"] else "LEAKS" if causality else "not certified",
         "init_from": lineage.get("source"),
         "init_from_step": lineage.get("step"),
-        "code": code_version(),
+        "code": code_sha256()[:12],
         "folder": str(folder),
-        "sample_with": command("sample", f"ckpt={folder}"),
+        "sample_with": shell_command("sample", f"ckpt={folder}"),
     }
-    shape = f"({model.config.n_layers} layers, dim {model.config.dim}), {meta['kind']}"
+    shape = f"({model.config.n_layers} layers, dim {model.config.dim}), {data.meta['kind']}"
     title = f"{model.n_parameters():,} parameters {shape}\nrun {'/'.join(folder.absolute().parts[-2:])}"
     plot_losses(folder / "loss.png", metrics, title, initial=None if lineage else math.log(model.config.vocab_size))
     write_json(folder / SUMMARY, summary)
     if diverged is None:
         is_latest = any(folder.absolute().is_relative_to(Path(root).absolute()) for root in ROOTS)
         ckpt = f"ckpt={'latest' if is_latest else folder}"
-        commands = [f'{command("sample", ckpt)} prompt="..."', command("heads", ckpt), command("play", ckpt)]
-        print(f"\n{show(summary, commands)}", flush=True)
+        sample, *others = (shell_command(name, ckpt) for name in ("sample", "heads", "play"))
+        text = show(summary, [f'{sample} prompt="..."', *others])
+        print(f"\n{text}", flush=True)
 
 
 def show(summary: Mapping[str, Any], commands: Sequence[str]) -> str:
@@ -158,17 +151,6 @@ def plot_losses(path: Path, metrics: Metrics, title: str, *, initial: float | No
     axes.grid(alpha=0.3)
     axes.set_title(title, fontsize=11, parse_math=False)
     figure.savefig(path, dpi=150)
-
-
-def code_version(package: Path = PACKAGE) -> str | None:
-    """The commit of this checkout, with "+" if tracked files differ; None outside of git or in another repository."""
-    if not (package / ".git").exists():  # installed, perhaps into a folder of somebody else's repository
-        return None
-    command = ["git", "-C", str(package), "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return None
 
 
 def peak_memory_bytes(accelerator: str) -> float:

@@ -8,22 +8,28 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
 
 import torch
 from lightning import Callback, Fabric, Trainer
 from tqdm import tqdm
 
+from tril.data.datamodule import TextDataModule
+from tril.data.settings import unflatten
 from tril.model.config import GPTConfig
 from tril.model.formats import clock, engineering
 from tril.model.gpt import GPT
+from tril.model.runs import Run
 from tril.model.training.callbacks.metrics import Metrics
-from tril.model.training.hardware import Hardware, configure_torch
+from tril.model.training.hardware import Hardware
 from tril.model.training.module import TrainingModule
 from tril.model.training.optim import DECAYS, build_optimizer, suitable_decay
 from tril.model.training.schedule import lr_factor
-from tril.model.training.settings import OptimConfig, ScheduleConfig, TrainerConfig
+from tril.model.training.settings import OptimConfig, TrainingConfig
 
+Config = TypeVar("Config", bound=TrainingConfig)
 SHAPES = ((2, 128), (3, 160), (4, 192))  # n_layers and dim to choose from; docs/log.md has their losses
 # Of the blocks: with fewer, a smaller model, which reads more in the same time, has the lower loss.
 TOKENS_PER_PARAMETER = 1.5
@@ -49,7 +55,6 @@ def seconds_per_flop(config: GPTConfig, optim: OptimConfig, tokens: int, hardwar
         limit: seconds for all steps; two are made in any case, of which the first one, which is slow, does not count.
     """
     start, seconds = time.perf_counter(), list[float]()
-    configure_torch(hardware.accelerator)
     fabric = Fabric(accelerator=hardware.accelerator, devices=1, precision=hardware.precision)  # pyright: ignore[reportArgumentType]
     with fabric.init_module():
         model = GPT(config)
@@ -67,69 +72,37 @@ def seconds_per_flop(config: GPTConfig, optim: OptimConfig, tokens: int, hardwar
     return statistics.median(seconds[1:]) / (ids.numel() * model.flops_per_token())
 
 
-@dataclass(frozen=True)
-class TimePlan:
-    """What a time decides of a run.
-
-    Attributes:
-        model: the config with the chosen shape.
-        optim: with the chosen weight decay.
-        steps: optimizer steps.
-        val_check_interval: steps between two validations.
-        step_seconds: of a step, on average over the lengths of its windows.
-        val_seconds: of a validation.
-        end: time.perf_counter() at the end of the run.
-        most: steps after which the text would be read too often.
-        reasons: what was chosen and why, in lines.
-    """
-
-    model: GPTConfig
-    optim: OptimConfig
-    steps: int
-    val_check_interval: int
-    step_seconds: float
-    val_seconds: float
-    end: float
-    most: int
-    reasons: str = ""
-
-
 def plan_time(
-    model: GPTConfig,
-    optim: OptimConfig,
-    trainer: TrainerConfig,
-    hardware: Hardware,
-    *,
-    end: float,
-    windows: int,
-    train_tokens: int,
-    val_tokens: int,
-    lengths: Mapping[int, float],
-    keeps: Callable[[str], bool],
-) -> TimePlan:
+    config: Config, data: TextDataModule, *, end: float, keeps: Callable[[str], bool]
+) -> tuple[Config, "PlanSteps"]:
     """Chooses the largest shape that reads enough in the time, the steps that end in time, and weight decay.
 
+    Prints the choices and the reasons.
+
     Args:
-        model: as configured, with its vocabulary.
-        trainer: as configured: how often is validated.
+        config: with its hardware and its vocabulary.
+        data: prepared.
         end: time.perf_counter() at the end of the run.
-        windows: of an optimizer step.
-        train_tokens: of the training text.
-        val_tokens: of a validation.
-        lengths: of the training windows, each with the fraction of the run where it ends.
         keeps: whether a setting, such as "model.dim", keeps its configured value.
+
+    Returns:
+        The settings of the run, and the callback that plans its steps once more.
 
     Raises:
         ValueError: the time does not suffice for MIN_STEPS steps and a validation.
     """
-    shapes, step_tokens = list_shapes(model, keeps), windows * model.context_length
+    assert config.hardware is not None
+    shapes, step_tokens, optim = list_shapes(config.model, keeps), config.tokens_per_step(), config.optim
+    train_tokens, val_tokens = (data.meta["counts"][part]["tokens"] for part in ("train", "val"))
+    if scored := config.trainer.limit_val_batches:
+        val_tokens = min(val_tokens, scored * data.val_batch_size * data.context_length)
     limit = min(TIMING_SECONDS, TIMING_SHARE * (end - time.perf_counter()))
-    per_flop = seconds_per_flop(shapes[len(shapes) // 2], optim, step_tokens, hardware, limit)
+    per_flop = seconds_per_flop(shapes[len(shapes) // 2], optim, step_tokens, config.hardware, limit)
     seconds = end - time.perf_counter() - BEFORE - AFTER
     most = max(MIN_REPEATED_STEPS, MAX_PASSES * train_tokens // step_tokens)
     for shape in reversed(shapes):
         gpt = GPT.without_values(shape)
-        step_seconds = step_tokens * per_flop * gpt.flops_per_token(lengths)
+        step_seconds = step_tokens * per_flop * gpt.flops_per_token(data.lengths)
         val_seconds = val_tokens * FORWARD * per_flop * gpt.flops_per_token() + BESIDES
         validations = min(max(1, int(VALIDATION_SHARE * seconds / val_seconds)), MAX_VALIDATIONS)
         possible = int((seconds - validations * val_seconds) / step_seconds)
@@ -138,7 +111,7 @@ def plan_time(
     # up to a tenth more steps in the second plan add no validation
     interval = max(1, math.ceil(min(possible, most) / (validations - 0.3)))
     if keeps("trainer.val_check_interval"):
-        interval = trainer.val_check_interval
+        interval = config.trainer.val_check_interval
     steps = min(most, fit_steps(seconds, step_seconds, val_seconds, interval))
     if steps < MIN_STEPS or val_seconds > seconds / 2:
         least = max(MIN_STEPS * step_seconds + val_seconds, 2 * val_seconds)
@@ -152,13 +125,12 @@ def plan_time(
     read = f"the run reads it {passes:.1f} times, with a weight decay of {optim.weight_decay:g}"
     if steps == most:
         read += "; it ends before the time, since more passes would not lower the loss"
-    tokens = f"{engineering(steps * step_tokens)} tokens"
-    reasons = [
-        f"time    {clock(seconds)} is left to train and validate, at {step_tokens / step_seconds:,.0f} tokens/s",
-        f"size    {shape.n_layers} layers of {shape.dim} suit a run of {tokens}",
-        f"text    {read}",
-    ]
-    return TimePlan(shape, optim, steps, interval, step_seconds, val_seconds, end, most, "\n".join(reasons))
+    print(f"time    {clock(seconds)} is left to train and validate, at {step_tokens / step_seconds:,.0f} tokens/s")
+    print(f"size    {shape.n_layers} layers of {shape.dim} suit a run of {engineering(steps * step_tokens)} tokens")
+    print(f"text    {read}", flush=True)
+    trainer = replace(config.trainer, max_steps=steps, val_check_interval=interval)
+    planned = replace(config, model=shape, optim=optim, trainer=trainer)
+    return planned, PlanSteps(planned, step_seconds=step_seconds, val_seconds=val_seconds, end=end, most=most)
 
 
 def list_shapes(model: GPTConfig, keeps: Callable[[str], bool]) -> list[GPTConfig]:
@@ -189,46 +161,52 @@ class PlanSteps(Callback):
     the new number of steps from the start.
 
     Args:
-        plan: the first one.
-        schedule: of the learning rate.
-        record: keeps the new number of steps in the settings of the run.
+        config: with the steps and the validations of the first plan.
+        step_seconds: of a step in the first plan, on average over the lengths of its windows.
+        val_seconds: of a validation in it.
+        end: time.perf_counter() at the end of the run.
+        most: steps after which the text would be read too often.
     """
 
-    def __init__(self, plan: TimePlan, schedule: ScheduleConfig, record: Callable[[int], None]) -> None:
-        self.plan, self.schedule, self._record = plan, schedule, record
-        self._first, self._at = max(1, int(START * plan.steps)), int(REPLAN * plan.steps)
+    def __init__(
+        self, config: TrainingConfig, *, step_seconds: float, val_seconds: float, end: float, most: int
+    ) -> None:
+        self.schedule, self.interval = config.optim.schedule, config.trainer.val_check_interval
+        self.steps, self.most, self.end = config.trainer.max_steps, most, end
+        self.step_seconds, self.val_seconds = step_seconds, val_seconds
+        self._first, self._at = max(1, int(START * self.steps)), int(REPLAN * self.steps)
         self._times: dict[int, tuple[float, float]] = {}  # after a step: seconds of training, and the time
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: TrainingModule, batch, batch_idx: int) -> None:
         """Comes after the validation of the step before."""
-        step, data = trainer.global_step, trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue] set by fit
+        step = trainer.global_step
         if step not in (self._first, self._at) or step in self._times:
             return
         self._times[step] = Metrics.of(trainer).seconds(), time.perf_counter()
-        steps = self._new_steps(pl_module.model, data.lengths) if step == self._at else None
-        if steps not in (None, self.plan.steps):
-            trainer.fit_loop.epoch_loop.max_steps = steps
-            pl_module.set_total_steps(steps)
-            self._record(steps)
-            tqdm.write(f"step {step:>6,}  the rest is planned again: {steps:,} steps instead of {self.plan.steps:,}")
+        steps = self._new_steps(pl_module.model, pl_module.data.lengths) if step == self._at else None
+        if steps is not None and steps != self.steps:
+            trainer.fit_loop.epoch_loop.max_steps = pl_module.total_steps = steps
+            settings = pl_module.payload["settings"] = pl_module.payload["settings"] | {"trainer.max_steps": steps}
+            Run(Path(trainer.default_root_dir)).write_settings(unflatten(settings))
+            tqdm.write(f"step {step:>6,}  the rest is planned again: {steps:,} steps instead of {self.steps:,}")
 
     def _new_steps(self, model: GPT, lengths: Mapping[int, float]) -> int | None:
         """The new number of steps; None: learning rate or length of the windows would have changed before."""
-        plan, first, at = self.plan, self._first, self._at
+        first, at = self._first, self._at
         (trained, began), (now_trained, now) = self._times[first], self._times[at]
-        step_seconds, part = (now_trained - trained) / (at - first), at / plan.steps
+        step_seconds, part = (now_trained - trained) / (at - first), at / self.steps
         # FLOPs of all steps relative to the first ones, which have the shortest windows
         growth = model.flops_per_token(lengths) / model.flops_per_token({min(lengths): 1.0})
-        if validations := at // plan.val_check_interval - first // plan.val_check_interval:
+        if validations := at // self.interval - first // self.interval:
             val_seconds = (now - began - now_trained + trained) / validations
         else:
-            val_seconds = plan.val_seconds * step_seconds * growth / plan.step_seconds
-        later, done = step_seconds * (growth - part) / (1 - part), at % plan.val_check_interval
-        steps = at + fit_steps(plan.end - now - AFTER, later, val_seconds, plan.val_check_interval, done)
+            val_seconds = self.val_seconds * step_seconds * growth / self.step_seconds
+        later, done = step_seconds * (growth - part) / (1 - part), at % self.interval
+        steps = at + fit_steps(self.end - now - AFTER, later, val_seconds, self.interval, done)
         constant = (
             n
-            for n in range(at + 1, plan.steps + 1)
+            for n in range(at + 1, self.steps + 1)
             if lr_factor(at, n, self.schedule) == 1 and at < n * min(lengths.values())
         )
         least = next(constant, None)
-        return None if least is None else max(least, min(steps, plan.most))
+        return None if least is None else max(least, min(steps, self.most))

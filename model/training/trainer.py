@@ -2,26 +2,29 @@
 
 import logging
 import re
+import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning import Callback, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, Timer
-from lightning.pytorch.loggers import Logger, WandbLogger
+from lightning.pytorch.loggers import Logger
 
 from tril.data.datamodule import TextDataModule
-from tril.data.settings import one_line
+from tril.data.settings import one_line, unflatten
+from tril.model.checkpoint import code_sha256
+from tril.model.runs import SUMMARY, Run, in_sweep, is_resumable
 from tril.model.training.callbacks.causality_check import CausalityCheck
 from tril.model.training.callbacks.heads import HeadRecorder
 from tril.model.training.callbacks.metrics import Metrics, NonFiniteError
 from tril.model.training.callbacks.output import Progress, Samples
 from tril.model.training.checkpoints import CheckpointFiles, Checkpoints
-from tril.model.training.hardware import configure_torch
+from tril.model.training.loggers import finish_loggers
 from tril.model.training.module import TrainingModule
-from tril.model.training.settings import RunRefused, TrainingConfig
+from tril.model.training.settings import TrainingConfig, UserError
 from tril.model.training.summary import summarize
 
 # torch's CPU allocator and MPS; on CUDA it has an exception of its own.
@@ -47,20 +50,19 @@ class EarlyStop(EarlyStopping):
 def build_trainer(
     config: TrainingConfig,
     folder: Path,
+    data: TextDataModule,
     *,
-    passes: float = 0.0,
-    sweep: Path | None = None,
     started: float = 0.0,
     planner: Callback | None = None,
-    added: tuple[Sequence[Callback], Sequence[Logger]] = ((), ()),
+    added: Sequence[Callback | Logger] = (),
 ) -> Trainer:
     """The Trainer of a run, with its callbacks and loggers.
 
+    A run that would read its text often may stop early, unless it belongs to a sweep, whose runs are compared at equal
+    lengths. With `min_passes` of 0, every run may.
+
     Args:
         folder: of the run.
-        passes: of the run over its text, which decide whether it may stop early.
-        sweep: the folder of the run's sweep, whose runs are compared at equal lengths: one that would read its text
-            often does not stop early, unless `min_passes` is 0; None: a single run.
         started: time.perf_counter() at the start of the process.
         planner: plans the steps of a run that ends at a time.
         added: further callbacks and loggers.
@@ -74,17 +76,19 @@ def build_trainer(
     chosen, settings, hardware, early = config.callbacks, config.trainer, config.hardware, config.callbacks.early_stop
     assert hardware is not None
     metrics = Metrics(hardware, folder, started)
+    passes = config.train_tokens() / data.meta["counts"]["train"]["tokens"]
+    may_stop = early and passes > early.min_passes and not (early.min_passes and in_sweep(folder))
     # The order in which Lightning calls them: Metrics first, since the others show what it measured; then what may end
     # the run, so that the others know their last validation; Checkpoints last, with the complete state of all.
     callbacks = [
         metrics,
         planner,
-        EarlyStop(early.patience) if early and passes > early.min_passes and not (sweep and early.min_passes) else None,
+        EarlyStop(early.patience) if early and may_stop else None,
         CausalityCheck(folder, config.causality.allow_leak) if chosen.causality else None,
         HeadRecorder(folder) if chosen.heads else None,
         Progress(chosen.progress) if chosen.progress else None,
         Samples(chosen.samples, folder, config.top.seed) if chosen.samples else None,
-        *added[0],
+        *(each for each in added if isinstance(each, Callback)),
         Checkpoints(folder, config.checkpoint),
     ]
     changed: dict[str, Any] = {
@@ -101,70 +105,61 @@ def build_trainer(
         default_root_dir=folder,
         plugins=[CheckpointFiles()],
         use_distributed_sampler=False,  # the data module gives each process its windows
-        logger=[metrics.run_log, *added[1]],
+        logger=[metrics.run_log, *(each for each in added if isinstance(each, Logger))],
         callbacks=[callback for callback in callbacks if callback is not None],
     )
 
 
-def fit(
-    trainer: Trainer,
-    module: TrainingModule,
-    data: TextDataModule,
-    *,
-    checkpoint: Path | None,
-    settings: dict[str, Any],
-    command: Callable[..., str],
-) -> None:
+def fit(trainer: Trainer, module: TrainingModule, checkpoint: Path | None) -> None:
     """Trains from a checkpoint or from the start, validates at the end, and writes the summary.
 
-    Args:
-        settings: of the run, for the loggers.
-        command: the name of a script and its settings -> how the user starts it, such as "tril sample ckpt=latest".
-
     Raises:
-        RunRefused: the model sees the future, or a logger or a callback refuses its settings.
-        NonFiniteError: a loss or a gradient is not finite; the summary says so.
-        MemoryError: the memory does not suffice; the message names settings to lower.
+        UserError: the model sees the future, a logger or a callback refuses its settings, a loss or a gradient is not
+            finite (the summary says so), the memory does not suffice, or a file of the run cannot be written.
+        Stopped: a signal ended the run.
     """
-    configure_torch(Metrics.of(trainer).hardware.accelerator)
+    run, settings = Run(Path(trainer.default_root_dir)), unflatten(module.payload["settings"])
     try:
+        if trainer.is_global_zero:
+            (run.folder / SUMMARY).unlink(missing_ok=True)  # which marks a finished run
+            run.write_settings(settings)
         for logger in trainer.loggers if trainer.is_global_zero else ():
             try:
-                logger.log_hyperparams(settings)
+                logger.log_hyperparams(settings | {"code": code_sha256()[:12]})
             except Exception as error:  # such as a refused key
                 message = f"{type(logger).__name__} does not start: {' '.join(str(error).split())}"
-                raise RunRefused(f"{message}; correct that, or leave it out with logger=csv") from error
-        trainer.fit(module, data, ckpt_path=checkpoint)
+                raise UserError(f"{message}; correct that, or leave it out with logger=csv") from error
+        trainer.fit(module, module.data, ckpt_path=checkpoint)
         last = Metrics.of(trainer).last("val/loss")
         if last is None or last["step"] != trainer.global_step:  # no step was left
-            trainer.validate(module, data, verbose=False)
-        summarize(trainer, module, data, command=command, stopped=stop_reason(trainer))
+            trainer.validate(module, module.data, verbose=False)
+        summarize(trainer, module, stopped=stop_reason(trainer))
     except SystemExit as ended:
         if isinstance(ended.__context__, KeyboardInterrupt):  # Lightning exits with 1 after a second Ctrl-C
             raise KeyboardInterrupt from None
         raise
     except Exception as error:  # not a stop by a signal, which an upload must not delay
         if isinstance(error, NonFiniteError):
-            summarize(trainer, module, data, command=command, diverged=str(error))
-        _finish_loggers(trainer, failed=True)
+            summarize(trainer, module, diverged=str(error))
+        finish_loggers(trainer, failed=True)
+        if isinstance(error, NonFiniteError) and not trainer.is_global_zero:  # all processes raise it, one says so
+            sys.exit()  # Lightning kills rank 0 when another rank ends with another status
+        if isinstance(error, UserError | BrokenPipeError):
+            raise
+        if isinstance(error, OSError):
+            remedy = f"continue with resume={run.folder}" if is_resumable(run.folder) else "start again"
+            raise UserError(f"{one_line(str(error))}; mend the cause, such as a full disk, and {remedy}") from error
         if isinstance(error, MemoryError | torch.OutOfMemoryError) or MEMORY.search(str(error)):
+            data = module.data
             sizes = f"data.batch_size={data.batch_size}, model.context_length={data.context_length}"
             remedy = f"lower {sizes} or model.dim={module.model.config.dim}"
             accumulate = "trainer.accumulate_grad_batches makes up for a smaller batch"
-            raise MemoryError(f"out of memory; {remedy} ({accumulate})") from None
-        is_restored = checkpoint is None or trainer.global_step > Metrics.of(trainer).resumed_at
-        if not is_restored and not isinstance(error, OSError | NonFiniteError | RunRefused):
+            raise UserError(f"out of memory; {remedy} ({accumulate})") from None
+        if checkpoint is not None and trainer.global_step <= Metrics.of(trainer).resumed_at:
             cause = f"{checkpoint} does not go on ({one_line(f'{type(error).__name__}: {error}')})"
-            raise RunRefused(f"{cause}; use another checkpoint of its folder") from error
+            raise UserError(f"{cause}; use another checkpoint of its folder") from error
         raise
-    _finish_loggers(trainer, failed=False)
-
-
-def _finish_loggers(trainer: Trainer, *, failed: bool) -> None:
-    if any(isinstance(logger, WandbLogger) for logger in trainer.loggers):
-        from tril.model.training.loggers import finish_loggers
-
-        finish_loggers(trainer, failed=failed)
+    finish_loggers(trainer, failed=False)
 
 
 def stop_reason(trainer: Trainer) -> str | None:

@@ -13,9 +13,18 @@ from pydantic.dataclasses import dataclass
 from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
-from tril.data.settings import build, declared, defaults, flatten, setting, strict_settings, typed, without_effect
+from tril.data.settings import (
+    build,
+    canonical,
+    declared,
+    defaults,
+    flatten,
+    setting,
+    strict_settings,
+    typed,
+    without_effect,
+)
 from tril.data.sources import SOURCES, parse
-from tril.data.sources.base import Source
 from tril.model.config import GPTConfig
 from tril.model.training.settings import (
     CallbacksConfig,
@@ -72,8 +81,6 @@ class RunConfig(TrainingConfig):
         targets: callbacks and loggers with a `_target_`: dotted key -> `_target_` and arguments.
     """
 
-    model: GPTConfig
-    data: Source
     sweep: SweepConfig = field(default_factory=SweepConfig)
     targets: Mapping[str, dict] = field(default_factory=dict)
 
@@ -125,15 +132,12 @@ class RunConfig(TrainingConfig):
             hardware=hardware,
         )
 
-    def decide_compilation(self, lengths: Mapping[int, float]) -> "RunConfig":
-        """The settings with compile=auto decided by the FLOPs of the run; imports torch.
-
-        Args:
-            lengths: see `GPT.flops_per_token`.
-        """
+    def decide_compilation(self) -> "RunConfig":
+        """The settings with compile=auto decided by the FLOPs of the run; imports torch."""
         from tril.model.gpt import GPT
 
         assert self.hardware is not None
+        lengths = self.data.window_lengths(self.model.context_length)
         flops = self.train_tokens() * GPT.without_values(self.model).flops_per_token(lengths)
         hardware = self.hardware.for_flops(flops)
         top = replace(self.top, compile=COMPILE.get(hardware.compile, hardware.compile))
@@ -152,27 +156,9 @@ class RunConfig(TrainingConfig):
     def canonical(self) -> dict[str, Any]:
         """What a run computes, as nested plain values: equal for two runs whose results are necessarily equal."""
         callbacks = {key: node for key, node in self.targets.items() if key.startswith("callbacks.")}
-        same = replace(self, model=self.model.canonical(), optim=self.optim.canonical())
+        same = replace(self, model=self.model.canonical(), optim=canonical(self.optim))
         values = same.to_dict() | {"targets": to_jsonable_python(callbacks)}
         return {key: value for key, value in values.items() if key != "checkpoint"}
-
-    @property
-    def devices(self) -> int:
-        """Devices of the run as configured, each with batches of its own; Lightning counts a CPU as one."""
-        import torch
-
-        devices, nodes = self.trainer.devices, self.trainer.num_nodes
-        if devices == "auto":
-            devices = torch.cuda.device_count() if self.hardware and self.hardware.accelerator == "cuda" else 1
-        return nodes * devices
-
-    def train_tokens(self) -> int:
-        """Training tokens of the whole run."""
-        return self.trainer.max_steps * self.tokens_per_step() * self.devices
-
-    def tokens_per_step(self) -> int:
-        """Training tokens per step and device."""
-        return self.data.batch_size * self.model.context_length * self.trainer.accumulate_grad_batches
 
     def seed_for(self, purpose: str) -> int:
         """A separate seed for each purpose, so that a change of one (such as dropout) does not affect the others."""

@@ -4,7 +4,6 @@ import contextlib
 import errno
 import io
 import os
-import shlex
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ from pydantic.fields import FieldInfo
 from tril.data.settings import explain, nearest, printable
 from tril.model.formats import wrapped
 from tril.model.runs import CHECKPOINTS, SETTINGS, SWEEP
+from tril.model.training.settings import Stopped, UserError
 
 # Names that nanoGPT, litgpt and Lightning have for settings of Tril.
 OTHER_NAMES = {
@@ -45,10 +45,6 @@ OTHER_NAMES = {
 MEANT = {name: key for key, names in OTHER_NAMES.items() for name in names.split()}
 
 
-class UserError(ValueError):
-    """A mistake of the user. Its message is one line: value, limit, remedy. Notes list parts of a grid."""
-
-
 @contextlib.contextmanager
 def user_errors() -> Iterator[None]:
     """Turns a ValueError or OSError of the block into a UserError. Wrap only code that reads the user's input."""
@@ -62,7 +58,7 @@ def user_errors() -> Iterator[None]:
 
 @contextlib.contextmanager
 def exit_with_one_line() -> Iterator[None]:
-    """Ends the process where a UserError, Ctrl-C, a full disk or the end of a pipe's reader ends the block."""
+    """Ends the process where a UserError, a signal, a full disk or the end of a pipe's reader ends the block."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # a character that the terminal lacks is not an error
         sys.stdout.reconfigure(errors="replace")
     try:
@@ -72,6 +68,10 @@ def exit_with_one_line() -> Iterator[None]:
             print(end="", flush=True)  # here, and not at exit: the reader of a pipe may be gone, also after --help
     except UserError as error:
         fail(error)
+    except Stopped as stopped:
+        if stopped.code:  # 0 in ranks other than 0
+            print(stopped.text, file=sys.stderr)
+        raise
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
@@ -131,15 +131,6 @@ def fail(message: object, status: int = 2) -> None:
     for note in getattr(message, "__notes__", ()):
         print(printable(note), file=sys.stderr)
     sys.exit(status)
-
-
-def shell_command(script: str, *settings: str) -> str:
-    """How the user starts a script: `tril report dir=latest`.
-
-    Args:
-        settings: key=value; those with spaces or other characters of the shell are quoted.
-    """
-    return shlex.join(["tril", script, *settings])
 
 
 def check_writable(folder: Path, key: str) -> None:

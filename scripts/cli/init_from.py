@@ -17,12 +17,8 @@ if TYPE_CHECKING:
     from tril.model.checkpoint import Checkpoint
     from tril.model.config import GPTConfig
     from tril.model.generation.language_model import LanguageModel
-    from tril.model.gpt import GPT
 
 HF, NANOGPT = "hf:", "nanogpt:"  # before a folder or name of Hugging Face, and before a ckpt.pt of nanoGPT
-MAY_CHANGE = ("model.vocab_size", *(f"model.{name}" for name in FOR_TRAINING))
-# Of the vocabulary; with tied embeddings, the first two are one tensor of two names.
-ROWS = ("embed.weight", "head.weight", "value_embed.weight")
 
 
 def take_over(source: str, composed: Composed) -> "tuple[dict[str, Any], LanguageModel, dict[str, Any]]":
@@ -97,39 +93,17 @@ def keep_tokenizer(text: str) -> Path:
 def model_settings(
     chosen: Mapping[str, Any], config: "GPTConfig", given: Mapping[str, str], source: str
 ) -> dict[str, Any]:
-    """The config of the source, with dropout, backend and a larger vocabulary as they are chosen.
+    """The config of the source, with dropout and backend as they are chosen.
 
     Args:
         chosen: the settings below `model:`.
 
     Raises:
-        ValueError: other settings of the model are given, or a vocabulary that is too small.
+        ValueError: other settings of the model are given.
     """
-    fixed = [f"{key}={given[key]}" for key in given if key.partition(".")[0] == "model" and key not in MAY_CHANGE]
-    if fixed:
+    may_change = [f"model.{name}" for name in FOR_TRAINING]
+    if fixed := [f"{key}={given[key]}" for key in given if key.partition(".")[0] == "model" and key not in may_change]:
         raise ValueError(f"init_from={source} takes over the whole model; leave out {', '.join(fixed)}")
-    vocab_size = chosen["vocab_size"] or config.vocab_size
-    if vocab_size < config.vocab_size:
-        raise ValueError(f"model.vocab_size={vocab_size} must be at least {config.vocab_size}, as in {source}")
     default = defaults(type(config))
     changed = {name: chosen[name] for name in FOR_TRAINING if chosen[name] != default[name] or f"model.{name}" in given}
-    return config.to_dict() | changed | {"vocab_size": vocab_size}
-
-
-def load_weights(lm: "LanguageModel", model: "GPT") -> None:
-    """Copies the weights. New rows of the embedding and of the head are the mean of the rows that tokens have.
-
-    Thus the logit of a new row is the mean of the others, and its probability at most the mean probability; a row of
-    random values could get most of it (Hewitt 2021, "Initializing New Word Embeddings for Pretrained Language Models").
-    """
-    import torch
-
-    state, n_ids = lm.model.state_dict(), lm.n_ids
-    old, new = lm.model.embed.weight.shape[0], model.embed.weight.shape[0]
-    if new > old:
-        for name in state.keys() & ROWS:
-            mean = state[name][:n_ids].mean(0, keepdim=True)  # (1, C)
-            state[name] = torch.cat([state[name], mean.expand(new - old, -1)])  # (V, C)
-        rows = f"{new - old:,} new rows are the mean of the {n_ids:,} rows of tokens"
-        print(f"model.vocab_size={new:,} from {old:,}: {rows}; no token uses them", flush=True)
-    model.load_state_dict(state)
+    return config.to_dict() | changed

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from tril.data.settings import flatten, unflatten
 from tril.model.runs import SETTINGS, SUMMARY, Run, find_checkpoint, newest
 from tril.scripts.cli.app import Composed
-from tril.scripts.cli.config import COMPILE, FOR_TRAINING, RunConfig, is_given, known_settings
+from tril.scripts.cli.config import FOR_TRAINING, RunConfig, is_given, known_settings
 from tril.scripts.cli.run import process_rank, shared_folder
 
 if TYPE_CHECKING:
@@ -59,7 +59,6 @@ def resumed(source: str, composed: Composed) -> "tuple[RunConfig, Checkpoint]":
         if not any(is_given([k], key) or is_given([key], k) for key in given)
     }
     settings = unflatten(kept | {k: v for k, v in flatten(composed.settings).items() if is_given(given, k)})
-    settings["compile"] = COMPILE.get(settings.get("compile"), settings.get("compile"))  # of an earlier version
     tokenizer = settings.get("data", {}).get("tokenizer", {})
     if tokenizer.get("kind") == "file" and not Path(str(tokenizer.get("path"))).is_file():  # the checkpoint has it too
         from tril.scripts.cli.init_from import keep_tokenizer

@@ -19,10 +19,10 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
-from tril.model.formats import clock
+from tril.model.formats import clock, shell_command
 from tril.model.runs import ROOTS, SWEEP, state_of
 from tril.scripts.cli.app import compose, quoted
-from tril.scripts.cli.errors import UserError, shell_command, user_errors
+from tril.scripts.cli.errors import UserError, user_errors
 from tril.scripts.experiments import grid, run_process
 from tril.scripts.experiments.sweep import Run, planned_runs, read_launches
 

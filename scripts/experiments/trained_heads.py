@@ -14,7 +14,7 @@ from torch import Tensor
 from tril.model.atomic_files import write_text
 from tril.model.checkpoint import Checkpoint
 from tril.model.evaluation.evaluate import text_of_run
-from tril.model.formats import csv_text, markdown_table, plural
+from tril.model.formats import csv_text, markdown_table, plural, shell_command
 from tril.model.generation.generate import inference
 from tril.model.generation.language_model import LanguageModel
 from tril.model.heads.ablation import ablate, average, change_row
@@ -27,7 +27,7 @@ from tril.model.masks import document_options
 from tril.model.runs import find_checkpoint, run_folder
 from tril.model.text_clusters import TextClusters
 from tril.model.training.hardware import use_device
-from tril.scripts.cli.errors import UserError, check_writable, printed_too, shell_command, user_errors, writable
+from tril.scripts.cli.errors import UserError, check_writable, printed_too, user_errors, writable
 from tril.scripts.experiments.losses import spread
 from tril.scripts.experiments.sweep import Run, read_sweep
 

@@ -27,9 +27,8 @@ import pandas as pd
 import torch
 
 from tril.data.prepare import prepare
+from tril.model.checkpoint import code_sha256
 from tril.model.runs import Run
-from tril.model.training.hardware import configure_torch
-from tril.model.training.summary import code_version
 from tril.scripts.cli.app import compose
 from tril.scripts.cli.config import RunConfig
 from tril.scripts.cli.errors import UserError, fail
@@ -52,16 +51,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         line = compose("train", options.settings)
         config = RunConfig.of(line.settings, line.given)
         config = config.complete(choose_hardware(config), prepare(config.data).meta["vocab_size"])
-        config = config.decide_compilation(config.data.window_lengths(config.model.context_length))
+        config = config.decide_compilation()
         values = interleave(PARTS[options.part](config, options), options.repeats)
     except (UserError, OSError) as error:
         fail(error)
     assert (hardware := config.hardware) is not None
     load = f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
     print(f"{hardware.device_name}, {torch.get_num_threads()} threads, {hardware.precision}; {load}")
-    print(
-        f"torch {torch.__version__}, Python {platform.python_version()}, code {code_version()}, {datetime.now():%F %R}"
-    )
+    versions = f"torch {torch.__version__}, Python {platform.python_version()}, code {code_sha256()[:12]}"
+    print(f"{versions}, {datetime.now():%F %R}")
     print(f"\ntokens/s\n{table(values)}")
 
 
@@ -119,7 +117,7 @@ def decode(config: RunConfig, options: argparse.Namespace) -> Tasks:
     from tril.model.gpt import GPT
 
     assert config.hardware is not None
-    configure_torch(device := config.hardware.accelerator)
+    device = config.hardware.accelerator
     model, n_ids = GPT(config.model).to(device).eval(), config.model.vocab_size
 
     def seconds(new: int, batch: int, choices: dict[str, Any]) -> float:

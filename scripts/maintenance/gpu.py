@@ -20,9 +20,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from tril.model.checkpoint import PACKAGE
 from tril.model.formats import engineering
 from tril.model.runs import Run
-from tril.model.training.summary import PACKAGE
 
 MINUTES = 9.0
 COMPILE = ("false", "true", "regional", "reduce-overhead")  # the last one needs CUDA

@@ -13,7 +13,7 @@ from tril.model.causality.loss import restored
 from tril.model.causality.model import randomize
 from tril.model.causality.step import Step, check_plain, check_weights, check_windows
 from tril.model.training.module import TrainingModule
-from tril.model.training.settings import RunRefused
+from tril.model.training.settings import UserError
 
 
 class CausalityCheck(Callback):
@@ -56,7 +56,7 @@ class CausalityCheck(Callback):
         self._report(self.certificate, trainer, pl_module, trainer.global_step)
 
     def _report(self, certificate: Certificate, trainer: Trainer, pl_module: TrainingModule, step: int | None) -> None:
-        """Keeps the result; raises RunRefused if the model leaks and may not.
+        """Keeps the result; raises UserError if the model leaks and may not.
 
         Args:
             step: of the weights that were tested; None: random ones.
@@ -72,22 +72,21 @@ class CausalityCheck(Callback):
         if failed and not self.allow_leak:
             fails = f"fails ({failed[0]}), so the losses of this model would be false"
             remedy = f"see {self.path}, or set causality.allow_leak=true to train it anyway"
-            raise RunRefused(f"the causality certificate {fails}; {remedy}")
+            raise UserError(f"the causality certificate {fails}; {remedy}")
 
 
 def step_of(module: TrainingModule, trainer: Trainer) -> Step:
-    data = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue] set by fit
-    windows, precision = (data.batch_size, data.lengths), str(trainer.precision)
+    windows, precision = (module.data.batch_size, module.data.lengths), str(trainer.precision)
     return Step(module.model, lambda x, y: module.losses((x, y)), precision, *windows, module.document_eot)
 
 
 def certify(module: TrainingModule, trainer: Trainer) -> Certificate:
     """All checks with random weights, of the model, of the loss and of the windows; the weights are the same after."""
-    step, data = step_of(module, trainer), trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue] set by fit
-    certificate, device = Certificate("the loss of a training step, and its model"), module.model.embed.weight.device
+    step, device = step_of(module, trainer), module.model.embed.weight.device
+    certificate = Certificate("the loss of a training step, and its model")
     with certificate.running(), restored(module.model):
         randomize(module.model, torch.Generator(device).manual_seed(0))
         check_weights(certificate, step, 0)
         check_plain(certificate, step)
-        check_windows(certificate, data.windows_of, step)
+        check_windows(certificate, module.data.windows_of, step)
     return certificate

@@ -53,7 +53,7 @@ class HeadRecorder(Callback):
         self._maps: dict[int, np.ndarray] = {}  # step -> see `compress_maps`
 
     def on_fit_start(self, trainer: Trainer, pl_module: TrainingModule) -> None:
-        data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue] set by fit
+        data = pl_module.data
         ids, targets = (each[:, :WINDOW_TOKENS] for each in data.first_val_windows(WINDOWS))
         self.text = TokenWindows(ids, targets, pl_module.document_eot)
         self.alphabet = alphabet_of(data.tokenizer, data.meta["eot_id"])  # of random sequences

@@ -22,11 +22,12 @@ from tril.model.atomic_files import atomic_path
 from tril.model.runs import METRICS, Run
 from tril.model.training.hardware import Hardware
 from tril.model.training.module import TrainingModule
+from tril.model.training.settings import UserError
 
 Row = dict[str, float]
 
 
-class NonFiniteError(ValueError):
+class NonFiniteError(UserError):
     """The loss or a gradient of a step, or a validation loss, is not a finite number. The weights are those before."""
 
 
@@ -206,8 +207,7 @@ class Metrics(Callback):
         if self.hardware.peak_flops is None:
             return None
         module: Any = trainer.lightning_module
-        lengths = trainer.datamodule.lengths  # pyright: ignore[reportAttributeAccessIssue] set by fit
-        flops = tokens_per_second * module.model.flops_per_token(lengths, masked=True)
+        flops = tokens_per_second * module.model.flops_per_token(module.data.lengths, masked=True)
         return flops / (self.hardware.peak_flops * trainer.world_size)
 
     def state_dict(self) -> dict[str, Any]:
@@ -222,10 +222,9 @@ class Metrics(Callback):
 def save_windows(path: Path, module: TrainingModule, step: int) -> None:
     """Writes the losses of the windows and documents of the last validation, for paired comparisons of runs."""
     nll, targets = module.val_windows.numpy()
+    documents = module.data.text.documents("val")[: len(module.val_nll)]  # (M,)
     arrays: dict[str, Any] = {"nll": nll, "targets": targets.astype(int)}
-    if module.val_documents is not None:
-        documents = module.val_documents(len(module.val_nll))  # (M,)
-        arrays["document_nll"] = np.bincount(documents, module.val_nll.numpy())
-        arrays["document_targets"] = np.bincount(documents)
+    arrays["document_nll"] = np.bincount(documents, module.val_nll.numpy())
+    arrays["document_targets"] = np.bincount(documents)
     with atomic_path(path) as part, part.open("wb") as file:
         np.savez(file, step=step, context_length=module.model.config.context_length, **arrays)

@@ -15,7 +15,7 @@ from tril.model.generation.language_model import LanguageModel
 from tril.model.runs import partial_validation
 from tril.model.training.callbacks.metrics import Metrics
 from tril.model.training.module import TrainingModule
-from tril.model.training.settings import ProgressConfig, RunRefused, SamplesConfig
+from tril.model.training.settings import ProgressConfig, SamplesConfig, UserError
 
 PRINTED = 3  # samples at the end of a run
 
@@ -75,14 +75,13 @@ class Samples(Callback):
         self._size = 0  # bytes of the file up to the checkpoint
 
     def on_fit_start(self, trainer: Trainer, pl_module: TrainingModule) -> None:
-        data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue] set by fit
-        prompt = self.config.prompt
+        data, prompt = pl_module.data, self.config.prompt
         self.prompt = data.source.prompt if prompt is None else prompt
         try:
             encode_prompt(data.tokenizer, self.prompt)
         except ValueError as error:
             if prompt is not None:
-                raise RunRefused(f"callbacks.samples: {error}; ~callbacks.samples removes it") from error
+                raise UserError(f"callbacks.samples: {error}; ~callbacks.samples removes it") from error
             self.prompt = ""  # another tokenizer than that of the text does not know its characters
 
     def on_train_start(self, trainer: Trainer, pl_module: TrainingModule) -> None:
@@ -94,8 +93,7 @@ class Samples(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: TrainingModule) -> None:
         if not trainer.is_global_zero:
             return
-        data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue] set by fit
-        config, step = self.config, trainer.global_step
+        data, config, step = pl_module.data, self.config, trainer.global_step
         lm = LanguageModel(pl_module.model, data.tokenizer, eot=data.source.tokenizer.eot)
         options = {"temperature": config.temperature, "repetition_penalty": config.repetition_penalty}
         is_last = trainer.should_stop or step >= trainer.max_steps

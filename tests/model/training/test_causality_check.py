@@ -26,14 +26,14 @@ def windows_of(tokens):
     return {"train": TrainWindows(tokens.numpy(), T, 4, seed=0), "val": ValWindows(tokens.numpy(), T, 4)}
 
 
-def trainer_of(precision="32-true", batch_size=4, windows_of=windows_of, lengths=(T,), **values):
-    """The part of a Trainer that the callback uses."""
-    data = SimpleNamespace(batch_size=batch_size, lengths=lengths, windows_of=windows_of)
-    return SimpleNamespace(precision=precision, datamodule=data, is_global_zero=True, **values)
+def trainer_of(module, precision="32-true", batch_size=4, windows_of=windows_of, lengths=(T,), **values):
+    """The part of a Trainer that the callback uses; the module gets the windows."""
+    module.data = SimpleNamespace(batch_size=batch_size, lengths=lengths, windows_of=windows_of)
+    return SimpleNamespace(precision=precision, is_global_zero=True, **values)
 
 
 def failed(module, **options) -> set[str]:
-    return {f"{result.check} {result.variant}" for result in certify(module, trainer_of(**options)).failures}
+    return {f"{result.check} {result.variant}" for result in certify(module, trainer_of(module, **options)).failures}
 
 
 @pytest.mark.parametrize(("lengths", "shape", "expected"), [((T,), (4, T), set()), ((10, 20, T), (8, 20), {LEAK})])
@@ -53,7 +53,7 @@ def test_a_leak_of_the_loss_is_found_at_each_length_of_the_training_windows(leng
 @pytest.mark.parametrize("how", ["default", "regional"])
 def test_the_compiled_loss_is_certified_in_the_graph_of_a_training_step(graphs, how):
     module = module_of(compile=how, n_layers=1)
-    assert certify(module, trainer_of("bf16-mixed", batch_size=6)).passed and len(graphs) == 1
+    assert certify(module, trainer_of(module, "bf16-mixed", batch_size=6)).passed and len(graphs) == 1
     ids = torch.randint(V, (6, T))
     trainer = Trainer(precision="bf16-mixed", accelerator="cpu", logger=False, enable_checkpointing=False)
     with trainer.precision_plugin.train_step_context():
@@ -110,14 +110,14 @@ def test_nothing_else_changes_and_each_validation_adds_two_checks(tmp_path, caps
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    callback.on_fit_start(trainer_of(), module)
+    callback.on_fit_start(trainer_of(module), module)
     assert [part.training for part in module.modules()] == modes
     certificate = module.payload["certificate"]
     assert capsys.readouterr().out.startswith("causal  certified in ") and certificate["passed"] is True
     n_checks = certificate["checks"]["future"]
     for step, fn in ((2, "fit"), (4, "fit"), (8, "validate")):  # the last one is not of a training
         values = {"sanity_checking": False, "global_step": step, "max_steps": 8, "should_stop": False}
-        callback.on_validation_end(trainer_of(state=SimpleNamespace(fn=fn), **values), module)
+        callback.on_validation_end(trainer_of(module, state=SimpleNamespace(fn=fn), **values), module)
         assert module.payload["certificate"]["checks"]["future"] == n_checks + 2  # the model, and the loss
         assert module.payload["certificate"]["certified_at_step"] == min(step, 4)
     assert not any(part.training for part in module.modules()), "as Lightning has it at a validation"

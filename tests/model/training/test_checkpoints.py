@@ -11,18 +11,8 @@ from tril.model.training.module import TrainingModule
 BYTES = ("~callbacks.samples", "~callbacks.heads", "~callbacks.causality", "data.tokenizer.kind=byte")
 
 
-def save(path, step, **content):
-    CheckpointFiles().save_checkpoint({"tril": {}, "state_dict": {}, "global_step": step, **content}, path)
-
-
 def steps_of(folder):
     return {path.name: read_state(path)["global_step"] for path in sorted(folder.iterdir())}
-
-
-def test_tied_weights_are_written_once(tmp_path):
-    table = torch.zeros(100, 100)
-    save(tmp_path / "last.ckpt", 1, embed=table, head=table)
-    assert (tmp_path / "last.ckpt").stat().st_size < 1.5 * table.nbytes
 
 
 @pytest.fixture

@@ -1,19 +1,14 @@
-"""What a run uses and reports: hardware on simulated machines, memory, the version of the code, names at wandb."""
-
-import subprocess
-import sys
+"""What a run uses and reports: hardware on simulated machines, memory, wandb without an account."""
 
 import pytest
 import torch
 
 from tril.model.training import hardware, loggers
 from tril.model.training.hardware import Hardware, select_hardware
-from tril.model.training.summary import PACKAGE, code_version, peak_memory_bytes
+from tril.model.training.summary import peak_memory_bytes
 
 
-def simulate(
-    monkeypatch, cuda=None, bf16=False, mps=False, cpu=(False, False), triton=True, cc=sys.executable, cxx="none"
-):
+def simulate(monkeypatch, cuda=None, bf16=False, mps=False, cpu=(False, False), compiles=True):
     """A machine; by default without accelerator and bf16. `cpu`: whether it has AVX-512 BF16, and AMX."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda is not None)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: cuda)
@@ -21,30 +16,26 @@ def simulate(
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: cpu[0])
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: cpu[1])
-    monkeypatch.setattr(hardware, "has_triton", lambda: triton)
-    monkeypatch.setenv("CC", cc)  # any existing program
-    monkeypatch.setenv("CXX", cxx)
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", str)
+    monkeypatch.setattr(hardware, "compile_error", lambda device: None if compiles else f"no compiler for {device}")
 
 
 A10 = {"cuda": "NVIDIA A10", "bf16": True}
 AUTO = [  # the machine, and what a run uses
     ({"cuda": "NVIDIA H200", "bf16": True, "mps": True}, ("cuda", "bf16-mixed", "default", 989e12)),
     ({"cuda": "Tesla V100-SXM2-16GB"}, ("cuda", "16-mixed", "default", None)),
-    (A10 | {"triton": False}, ("cuda", "bf16-mixed", None, None)),
-    (A10 | {"cc": "no-such-compiler"}, ("cuda", "bf16-mixed", None, None)),
+    (A10 | {"compiles": False}, ("cuda", "bf16-mixed", None, None)),
     ({"mps": True, "cpu": (True, False)}, ("mps", "32-true", None, None)),
-    ({"cpu": (True, False)}, ("cpu", "bf16-mixed", None, None)),
-    ({"cpu": (False, True)}, ("cpu", "bf16-mixed", None, None)),
-    ({"cxx": sys.executable}, ("cpu", "32-true", "auto", None)),
-    ({}, ("cpu", "32-true", None, None)),
+    ({"cpu": (True, False)}, ("cpu", "bf16-mixed", "auto", None)),
+    ({"cpu": (False, True)}, ("cpu", "bf16-mixed", "auto", None)),
+    ({}, ("cpu", "32-true", "auto", None)),
 ]
 LACKING = [  # the machine, settings, and what the message names
     ({}, {"accelerator": "mps"}, "trainer.accelerator=mps .*cpu"),
     ({"mps": True}, {"precision": "16-mixed"}, "16-mixed .*trainer.accelerator=cuda.* mps"),
-    (A10 | {"cc": "none"}, {"compile": True}, "CC"),
-    (A10 | {"triton": False}, {"compile": True}, "Triton.*compile=false"),
+    (A10 | {"compiles": False}, {"compile": True}, "compile=true .*cuda.*compile=false"),
     ({}, {"compile": "reduce-overhead"}, "trainer.accelerator=cuda.*compile=true"),
-    ({}, {"compile": "regional"}, "CXX.*compile=false"),
+    ({"compiles": False}, {"compile": "regional"}, "compile=regional .*cpu.*compile=false"),
 ]
 
 
@@ -66,28 +57,13 @@ def test_what_the_machine_lacks_is_an_error(machine, settings, named, monkeypatc
 @pytest.mark.parametrize(("works", "flops", "compiled"), [(1, 0.99e14, None), (1, 1e14, "regional"), (0, 1e14, None)])
 def test_auto_compiles_long_runs_on_a_cpu_with_a_compiler_that_works(works, flops, compiled, monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda function: function if works else 1 // 0)
+    monkeypatch.setattr(hardware, "compile_error", hardware.compile_error.__wrapped__)
     assert Hardware("cpu", "32-true", "auto", "", None).for_flops(flops).compile == compiled
 
 
 def test_the_memory_of_a_run_is_that_of_its_device(monkeypatch):
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 3 * 10**15)
     assert peak_memory_bytes("cuda") == 3 * 10**15 and 1e7 < peak_memory_bytes("cpu") < 3 * 10**15
-
-
-def test_the_code_version_is_that_of_this_checkout_alone_with_changes_of_tracked_files(tmp_path):
-    """A package installed within another repository has none."""
-    package = tmp_path / "site-packages" / "tril"
-    package.mkdir(parents=True)
-    (tmp_path / "tracked").write_text("a")
-    identity = ["-c", "user.name=Somebody", "-c", "user.email=somebody@example.org"]
-    for command in (["init"], ["add", "tracked"], ["commit", "-m", "theirs"]):
-        subprocess.run(["git", "-C", tmp_path, *identity, *command], check=True, capture_output=True)
-    (package / "untracked").touch()
-    commit = code_version(tmp_path)
-    assert code_version(package) is None and commit is not None and len(commit) == 12
-    (tmp_path / "tracked").write_text("b")
-    assert code_version(tmp_path) == commit + "+"
-    assert (code_version() is None) != (PACKAGE / ".git").exists()
 
 
 @pytest.mark.parametrize(

@@ -33,8 +33,8 @@ def test_the_first_windows_are_scored_and_each_document_has_a_first_token(tmp_pa
     model = lm.model.train()
     data = SimpleNamespace(first_val_windows=lambda n: (ids[:n], ids[:n]), tokenizer=lm.tokenizer)
     data.meta = {"eot_id": lm.eot_id}
-    trainer = SimpleNamespace(is_global_zero=True, datamodule=data, global_step=0)
-    module = SimpleNamespace(model=model, document_eot=lm.eot_id)
+    trainer = SimpleNamespace(is_global_zero=True, global_step=0)
+    module = SimpleNamespace(model=model, document_eot=lm.eot_id, data=data)
     recorder, before = HeadRecorder(tmp_path), torch.get_rng_state()
     recorder.on_fit_start(trainer, module)
     recorder.on_train_start(trainer, module)

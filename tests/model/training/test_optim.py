@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.utils import parameters_to_vector
 
 from tests.conftest import NANO_PARTS, assert_close
+from tril.data.settings import canonical
 from tril.model.gpt import GPT, GPTConfig
 from tril.model.training import optim
 from tril.model.training.optim import MuonAdamW, build_optimizer, param_groups
@@ -133,8 +134,8 @@ def test_a_setting_without_effect_is_at_its_default_in_the_canonical_form():
     """Muon's have no effect on AdamW."""
     changes = {"muon_lr": 0.1, "muon_weight_decay": 0.1, "momentum": 0.1, "nesterov": False, "ns_steps": 1}
     for name, value in (changes | {"adjust_lr": "match_rms_adamw"}).items():
-        assert OptimConfig(kind="adamw", **{name: value}).canonical() == OptimConfig(kind="adamw")
-        assert OptimConfig(**{name: value}).canonical() == OptimConfig(**{name: value}) != OptimConfig()
+        assert canonical(OptimConfig(kind="adamw", **{name: value})) == OptimConfig(kind="adamw")
+        assert canonical(OptimConfig(**{name: value})) == OptimConfig(**{name: value}) != OptimConfig()
 
 
 # --- schedule

@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -16,24 +17,32 @@ from tril.model.runs import Run
 from tril.model.training import time_budget
 from tril.model.training.hardware import Hardware
 from tril.model.training.settings import OptimConfig, ScheduleConfig, TrainerConfig
-from tril.model.training.time_budget import AFTER, BEFORE, SHAPES, PlanSteps, TimePlan, fit_steps
+from tril.model.training.time_budget import AFTER, BEFORE, SHAPES, PlanSteps, fit_steps
+from tril.scripts.cli.app import compose
+from tril.scripts.cli.config import RunConfig
 
 PER_FLOP = 8e-12  # seconds
 MODEL = GPTConfig(vocab_size=4096, context_length=256, **NANO_PARTS)
 TIMED = [setting for setting in BARE if not setting.startswith(("trainer.max_steps", "trainer.val_check_interval"))]
-MUON = OptimConfig()
+CPU = Hardware("cpu", "32-true", None, "", None)
+RUN = RunConfig.of(compose("train", ["data.batch_size=8"]).settings)
 NANO = ("model.n_layers", "model.dim")
 
 
-def seconds_of(plan: TimePlan) -> float:
-    return plan.steps * plan.step_seconds + -(-plan.steps // plan.val_check_interval) * plan.val_seconds
+def seconds_of(plan: PlanSteps) -> float:
+    return plan.steps * plan.step_seconds + -(-plan.steps // plan.interval) * plan.val_seconds
 
 
-def plan(seconds: float, model=MODEL, kept: tuple[str, ...] = (), optim=MUON, **options) -> TimePlan:
-    options = {"trainer": TrainerConfig(), "train_tokens": 10**9, "val_tokens": 300_000} | options
-    options = {"lengths": {model.context_length: 1.0}, "windows": 8, "keeps": kept.__contains__} | options
+def plan(seconds, model=MODEL, kept=(), train_tokens=10**9, val_tokens=300_000, lengths=None, **groups) -> PlanSteps:
+    """The planner of a run, with the model and the optimizer that it has planned."""
+    counts = {"train": {"tokens": train_tokens}, "val": {"tokens": val_tokens}}
+    data = SimpleNamespace(meta={"counts": counts}, lengths=lengths or {model.context_length: 1.0})
+    config = replace(RUN, model=model, hardware=CPU, **groups)
     with mock.patch.object(time_budget, "seconds_per_flop", lambda *_: PER_FLOP):
-        return time_budget.plan_time(model, optim, hardware=None, end=time.perf_counter() + seconds, **options)
+        end = time.perf_counter() + seconds
+        planned, planner = time_budget.plan_time(config, data, end=end, keeps=kept.__contains__)
+    planner.model, planner.optim = planned.model, planned.optim
+    return planner
 
 
 def test_more_time_gives_more_tokens_and_larger_models_and_all_of_it_is_used():
@@ -60,7 +69,7 @@ def test_the_seconds_of_steps_and_of_a_validation_are_those_of_their_flops():
 )
 def test_validations_of_the_whole_part_take_a_tenth_of_the_time_or_are_one(val_tokens, kept, validations):
     chosen = plan(600, kept=(*NANO, *kept), val_tokens=val_tokens, trainer=TrainerConfig(val_check_interval=250))
-    assert -(-chosen.steps // chosen.val_check_interval) == validations
+    assert -(-chosen.steps // chosen.interval) == validations
     assert 0.8 * 600 < seconds_of(chosen) < 600 - BEFORE - AFTER
 
 
@@ -75,7 +84,7 @@ def test_a_small_text_is_not_read_too_often_and_the_weights_decay_by_its_passes(
     large, small, tiny = (plan(3600, train_tokens=n) for n in (10**9, 400_000, 34_000))
     assert [(x.optim.weight_decay, x.optim.muon_weight_decay) for x in (large, small, tiny)] == [(0, 0), (1, 1), (2, 2)]
     assert small.steps == small.most == 4 * 400_000 // 2048 and tiny.steps == 200
-    assert plan(3600, kept=("optim.muon_weight_decay",), train_tokens=34_000).optim == MUON
+    assert plan(3600, kept=("optim.muon_weight_decay",), train_tokens=34_000).optim == RUN.optim
     assert plan(3600, optim=OptimConfig(kind="adamw"), train_tokens=34_000).optim.weight_decay == 0
 
 
@@ -98,16 +107,16 @@ def test_timed_steps_end_before_their_limit(monkeypatch, limit, steps):
     monkeypatch.setattr(GPT, "nll", one_second)
     monkeypatch.setattr(time_budget.time, "perf_counter", lambda: now[0])
     model = GPTConfig(vocab_size=11, context_length=512, n_layers=1, dim=8, n_heads=1)
-    cpu = Hardware("cpu", "32-true", None, "", None)
-    seconds = time_budget.seconds_per_flop(model, OptimConfig(), 10_000, cpu, limit)
+    seconds = time_budget.seconds_per_flop(model, OptimConfig(), 10_000, CPU, limit)
     assert timed == [(4, 512)] * steps and seconds == pytest.approx(1 / (2048 * GPT(model).flops_per_token()))
 
 
 def test_a_run_whose_time_is_over_is_the_one_of_its_recorded_steps(tmp_path, text, monkeypatch):
     """A fifth of its 40 steps is 8, and the rate decays over the last half, so at least 16 steps are left of them."""
 
-    def planned(model, optim, *_, end, **__):
-        return TimePlan(model, optim, 40, 15, 1.0, 0.1, time.perf_counter(), 100)
+    def planned(config, data, **_):
+        config = replace(config, trainer=replace(config.trainer, max_steps=40, val_check_interval=15))
+        return config, PlanSteps(config, step_seconds=1.0, val_seconds=0.1, end=time.perf_counter(), most=100)
 
     monkeypatch.setattr(time_budget, "plan_time", planned)
     options = [*TIMED, f"data.path={text}", "optim.schedule.decay_fraction=0.5", "model.resid_dropout=0.1"]
@@ -133,25 +142,30 @@ SECOND = [  # validation interval, planned seconds of a step, lengths of windows
 
 
 @pytest.mark.parametrize(("interval", "planned", "lengths", "more"), SECOND)
-def test_the_second_plan_fits_the_measured_steps_and_validations(interval, planned, lengths, more, monkeypatch):
+def test_the_second_plan_fits_the_measured_steps_and_validations(
+    interval, planned, lengths, more, monkeypatch, tmp_path
+):
     """A second for each step, 4 s for each of two validations; without one, the 3 s of the first plan.
 
     Of 1,000 s, 871.2 or 879.2 are left after step 20.
     """
-    recorded, now = [], [0.0]
-    trainer = mock.Mock(**{"datamodule.lengths": lengths})
+    now = [0.0]
+    trainer = mock.Mock(default_root_dir=tmp_path)
     starts = dict(zip(lengths, [0.0, *lengths.values()], strict=False))
     mean = lambda chosen: sum(length * (chosen[length] - starts[length]) for length in chosen)  # noqa: E731
-    module = mock.Mock(**{"model.flops_per_token": lambda chosen: mean(chosen) if len(chosen) > 1 else min(chosen)})
+    flops = lambda chosen: mean(chosen) if len(chosen) > 1 else min(chosen)  # noqa: E731
+    module = mock.Mock(
+        payload={"settings": {"seed": 0}}, total_steps=100, **{"model.flops_per_token": flops, "data.lengths": lengths}
+    )
     monkeypatch.setattr(time_budget.Metrics, "of", lambda _: mock.Mock(seconds=lambda: float(trainer.global_step)))
     monkeypatch.setattr(time_budget.time, "perf_counter", lambda: now[0])
-    first = TimePlan(MODEL, OptimConfig(), 100, interval, planned, 3.0, 1000.0, 10_000)
-    planner = PlanSteps(first, ScheduleConfig(kind="constant", warmup_steps=0), recorded.append)
+    optim = OptimConfig(schedule=ScheduleConfig(kind="constant", warmup_steps=0))
+    first = replace(RUN, trainer=TrainerConfig(max_steps=100, val_check_interval=interval), optim=optim)
+    planner = PlanSteps(first, step_seconds=planned, val_seconds=3.0, end=1000.0, most=10_000)
     for step in range(1, 30):
         trainer.global_step, now[0] = step, 100.0 + step + 4.0 * (step // 10) * (interval == 10)
         planner.on_train_batch_start(trainer, module, None, 0)
-    assert recorded == ([] if more is None else [20 + more])
-    assert module.set_total_steps.mock_calls == [mock.call(n) for n in recorded]
+    assert module.total_steps == (100 if more is None else 20 + more)
 
 
 @pytest.mark.parametrize("interval", [1, 3, 10, 200])

@@ -9,11 +9,12 @@ import pytest
 
 from tests.contract.harness import run
 from tril.data.settings import flatten
+from tril.model.formats import shell_command
 from tril.model.training.hardware import Hardware
 from tril.scripts import heads, play, sample  # noqa: F401  which declare their settings
 from tril.scripts.cli.app import DECLARED, compose, unescaped
 from tril.scripts.cli.config import RunConfig
-from tril.scripts.cli.errors import UserError, shell_command
+from tril.scripts.cli.errors import UserError
 
 TEXTS = ["def f(x): # [a, b]", "print(x", "a, b", "it's ${HOME} \\", " ", "{a: 1}", "5", "\\'", "a\tb", "", '="[$é\\.']
 TEXTS += ["[a, b]", "null", "'x'", '"x"', "~x", "${oc.env:HOME}", "@property"]
@@ -86,7 +87,7 @@ def test_the_text_decides_the_vocabulary_and_the_machine_the_precision():
     hardware = Hardware("cpu", "32-true", None, "a CPU", None)
     config = checked().complete(hardware, 300)
     assert (config.model.vocab_size, config.trainer.precision) == (300, "32-true")
-    assert config.decide_compilation({512: 1.0}).top.compile is False
+    assert config.decide_compilation().top.compile is False
     assert checked("model.vocab_size=320").complete(hardware, 300).model.vocab_size == 320
     with pytest.raises(ValueError, match="model.vocab_size=256"):
         checked("model.vocab_size=256").complete(hardware, 300)
