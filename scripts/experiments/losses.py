@@ -6,8 +6,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from tril.data.settings import flatten
 from tril.model.comparison import Comparison, compare
 from tril.model.intervals import MIN_DOCUMENTS, Interval, block_starts
+from tril.model.runs import SETTINGS, partial_validation, read_settings
 from tril.scripts.experiments.sweep import RUNNING, Run, Sweep, text_of
 
 NATS, BITS = "nats per token", "bits per byte"
@@ -88,21 +90,15 @@ def compare_sweep(losses: Losses, sweep: Sweep, margin: float | None = None) -> 
 
 def losses_of(sweep: Sweep) -> Losses:
     """The losses of the finished runs on documents that all of them have in common, else on the whole text."""
-    variants = [sweep.baseline, *sweep.others]
-    seeds = sorted({run.seed for run in sweep.runs})
+    variants, seeds = [sweep.baseline, *sweep.others], sorted({run.seed for run in sweep.runs})
     places = {(v, seeds.index(run.seed)): run for v, variant in enumerate(variants) for run in variant.finished}
     finite = {place: run for place, run in places.items() if not run.diverged}
     is_prepared_once = len({run.summary.get("data_fingerprint") for run in places.values()}) < 2
-    windows = [run.windows for run in finite.values()]
-    kept = [each for each in windows if each is not None]
-    found = document_sums(kept) if is_prepared_once and len(kept) == len(windows) > 0 else None
-    if found is None:
-        name = "final_val_loss" if is_prepared_once else "final_val_bpb"
-        nll = np.array([[run.summary[name]] for run in finite.values()]).reshape(-1, 1)
-        sizes, documents = np.ones(1), "the whole text"
-    else:
-        nll, sizes, kind = found
-        documents = f"{len(sizes)} {kind}"
+    kept = [windows for run in finite.values() if (windows := run.windows) is not None]
+    found = document_sums(kept) if is_prepared_once and len(kept) == len(finite) > 0 else None
+    name = "final_val_loss" if is_prepared_once else "final_val_bpb"
+    whole = np.reshape([run.summary[name] for run in finite.values()], (-1, 1)), np.ones(1), "the whole text"
+    nll, sizes, documents = found or whole
     losses = np.full((len(variants), len(seeds), len(sizes)), math.nan)
     for place in places:
         losses[place] = math.inf
@@ -117,12 +113,13 @@ def document_sums(windows: Sequence[dict[str, np.ndarray]]) -> tuple[np.ndarray,
     """Losses of R runs on their common documents, or on blocks of windows if there are few documents.
 
     Returns:
-        Nats (R, G), targets (G,) above 0, and what the G are; None if the runs do not cover the same text.
+        Nats (R, G), targets (G,) above 0, and what the G are, such as "66 documents"; None if the runs do not cover
+        the same text.
     """
     sizes = [each.get("document_targets", np.zeros(0)) for each in windows]
     if np.count_nonzero(sizes[0]) >= MIN_DOCUMENTS and all(np.array_equal(each, sizes[0]) for each in sizes):
         kept = sizes[0] > 0
-        return np.array([each["document_nll"][kept] for each in windows]), sizes[0][kept], "documents"
+        return np.array([each["document_nll"][kept] for each in windows]), sizes[0][kept], f"{kept.sum()} documents"
     # windows of different lengths are merged into the shortest spans that consist of whole windows of all runs
     span = math.lcm(*(int(each["context_length"]) for each in windows))
     starts = [np.arange(0, len(each["nll"]), span // int(each["context_length"])) for each in windows]
@@ -131,24 +128,24 @@ def document_sums(windows: Sequence[dict[str, np.ndarray]]) -> tuple[np.ndarray,
         return None
     nll = [np.add.reduceat(each["nll"], at) for each, at in zip(windows, starts, strict=True)]
     blocks = block_starts(targets[0])
-    return np.add.reduceat(nll, blocks, axis=1), np.add.reduceat(targets[0], blocks), "blocks of windows"
+    sums, sizes = np.add.reduceat(nll, blocks, axis=1), np.add.reduceat(targets[0], blocks)
+    return sums, sizes, f"{len(sizes)} blocks of windows"
 
 
 def is_one_text(finished: Sequence[Run]) -> bool:
     """Whether runs are validated on one text: their settings of the text are equal, apart from the tokenizer and the
-    training tokens; equal settings give equal fingerprints; and the tokens that the runs score have as many bytes.
+    training tokens; equal settings give equal fingerprints; and the runs score the same part of it, with as many bytes.
     """
-    by_fingerprint = {run.summary.get("data_fingerprint"): run.settings for run in finished}
-    data = [
-        {key: value for key, value in settings.items() if key.startswith("data.") and key not in OF_BATCHES}
-        for settings in by_fingerprint.values()
-    ]
+    parts = {partial_validation(run.summary.get("val_windows")) for run in finished if not run.diverged}
+    folders = {run.summary.get("data_fingerprint"): run.folder for run in finished}
+    every = [flatten(read_settings(folder / SETTINGS)) for folder in folders.values()]
+    data = [{key: x for key, x in each.items() if key.startswith("data.") and key not in OF_BATCHES} for each in every]
     prepared = {text_of(each) for each in data}
     texts = {text_of({key: x for key, x in each.items() if not key.startswith(OF_TOKENS)}) for each in data}
     scored = [(run.windows, run.summary.get("val_bytes_per_token")) for run in finished]
     sizes = [float(windows["targets"].sum()) * each for windows, each in scored if windows is not None and each]
     is_as_long = not sizes or math.isclose(min(sizes), max(sizes), rel_tol=SAME_BYTES)
-    return len(prepared) == len(by_fingerprint) and len(texts) < 2 and is_as_long
+    return len(prepared) == len(folders) and len(texts) < 2 and len(parts) < 2 and is_as_long
 
 
 def spread(interval: Interval, sign: str = "") -> str:

@@ -5,7 +5,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 
 import pandas as pd
 
@@ -14,9 +13,10 @@ from tril.model.atomic_files import write_text
 from tril.model.comparison import BETTER, DIVERGED, EQUAL, MAX_SEEDS, ONE_SEED, POWER, UNCLEAR, WORSE, Comparison
 from tril.model.formats import markdown_table, plural, wrapped
 from tril.model.intervals import Interval
+from tril.model.runs import partial_validation
 from tril.scripts.experiments.losses import BITS, UNFINISHED, Losses, compare_sweep, launch_alpha, losses_of, spread
 from tril.scripts.experiments.plots import Picture, draw
-from tril.scripts.experiments.sweep import LOSSES, Sweep, Variant, read_sweep, scored_part, text_of
+from tril.scripts.experiments.sweep import LOSSES, Sweep, read_sweep, text_of
 from tril.scripts.experiments.tuning import Tuning, tuned
 
 FIGURES = {  # of a run -> heading and format
@@ -29,12 +29,15 @@ FIGURES = {  # of a run -> heading and format
 }
 CONDITIONS = {"code": "code version", "device": "device", "precision": "precision", "threads": "number of threads"}
 SMALL = 0.01  # the table says how many seeds would find this difference
-NOT_COMPARED = {  # verdict -> why there is none
-    UNFINISHED: "runs are missing",
-    ONE_SEED: "fewer than two seeds are common to both",
-    DIVERGED: "a loss is not a finite number",
+ANSWERS = {  # verdict -> how the answer begins, in the order in which it names them
+    BETTER: "Better",
+    WORSE: "Worse",
+    EQUAL: "Equal within the margin",
+    UNCLEAR: "Not distinguishable",
+    UNFINISHED: "Not compared, because runs are missing",
+    ONE_SEED: "Not compared, because fewer than two seeds are common to both",
+    DIVERGED: "Not compared, because a loss is not a finite number",
 }
-VERDICTS = [BETTER, WORSE, EQUAL, UNCLEAR, *NOT_COMPARED]  # in the order in which the answer names them
 STATUS = {BETTER: 0, WORSE: 1, EQUAL: 1}  # exit status for a candidate
 UNDECIDED = 3
 
@@ -51,6 +54,7 @@ class Report:
     def __init__(self, sweep: Sweep, losses: Losses, margin: float | None = None, tuning: Tuning | None = None) -> None:
         self.sweep, self.losses, self.tuning = sweep, losses, tuning
         self.margin, self.comparisons = margin, compare_sweep(losses, sweep, margin)
+        self.next_alpha = launch_alpha(len(sweep.launches) + 1)  # the level of a launch that adds seeds
 
     def write(self, folder: Path) -> list[str]:
         """Writes the report and its pictures, and returns the names of the files."""
@@ -58,7 +62,7 @@ class Report:
         files = {
             "report.md": self.text(pictures),
             "results.csv": pd.DataFrame(self.result_rows()).to_csv(index=False),
-            "runs.csv": pd.DataFrame(run_rows(self.sweep)).to_csv(index=False),
+            "runs.csv": pd.DataFrame(self.run_rows()).to_csv(index=False),
         }
         for name, content in files.items():
             write_text(folder / name, content)
@@ -66,7 +70,7 @@ class Report:
 
     def shown(self) -> str:
         """What to print: the answer and the comparisons, or the losses of each variant."""
-        parts = [self.compared_table(), self.basis()] if self.comparisons else [variant_table(self.sweep, {})]
+        parts = [self.compared_table(), self.basis()] if self.comparisons else [self.variant_table()]
         parts = [printable(self.answer()), *(parts if self.sweep.baseline.finished else ())]
         return wrapped("\n\n".join(parts))
 
@@ -95,10 +99,9 @@ class Report:
             report=self,
             sweep=sweep,
             title=f"Sweep over {', '.join(keys)}" if keys else "Runs of one configuration",
-            warnings=warnings(sweep, self.losses),
-            percent=[f"{100 * launch_alpha(launch):g}" for launch in (sweep.launch, self.next_launch)],
+            percent=[f"{100 * alpha:g}" for alpha in (launch_alpha(sweep.launch), self.next_alpha)],
             power=f"{POWER:.0%}",
-            variant_table=variant_table(sweep),
+            figures=FIGURES,
             left_out=[run for run in sweep.runs if run.state != "finished" or run.diverged],
             swept={key: dict.fromkeys(text_of(each.values[key]) for each in sweep.variants) for key in keys},
             seeds=sorted({run.seed for run in sweep.runs}),
@@ -106,18 +109,12 @@ class Report:
         )
         return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"  # of nested blocks
 
-    @property
-    def next_launch(self) -> int:
-        """The number of the launch that adds seeds; a folder of other runs has none."""
-        return self.sweep.launch + 1 if self.sweep.launches else 1
-
     def answer(self) -> str:
         """The comparison in a few short sentences: the baseline, then the variants by their verdicts."""
         base, total = self.sweep.baseline, len(self.sweep.runs)
         left = sum(run.state != "finished" for run in self.sweep.runs)
-        has = "has" if left == 1 else "have"
         continues = "; start the command of the sweep again to continue" if self.sweep.launches else ""
-        missing = f" {left} of {total} runs {has} not finished{continues}." if left else ""
+        missing = f" {left} of {total} runs {'has' if left == 1 else 'have'} not finished{continues}." if left else ""
         if not base.finished:
             subject = "No run" if left == total else f"No run of the baseline {base.label}"
             return f"{subject} has finished, so there is nothing to compare yet.{missing}"
@@ -127,27 +124,24 @@ class Report:
             loss = f"{spread(base.estimate('final_val_loss'))} nats per token"
             seeds = plural(len(base.finished), "seed")
             return f"There is one variant, {base.label}: final validation loss {loss} over {seeds}.{missing}"
-        groups: dict[str, list[str]] = {}
-        for label, each in sorted(self.comparisons.items(), key=lambda item: VERDICTS.index(item[1].verdict)):
-            found = f" ({spread(each.difference, '+')})" if each.verdict in (BETTER, WORSE) else ""
-            reason = NOT_COMPARED.get(each.verdict)
-            verdict = f"Not compared, because {reason}" if reason else each.verdict.capitalize()
-            groups.setdefault(verdict, []).append(f"{named(label)}{found}")
-        parts = [f"{verdict}: {', '.join(labels)}." for verdict, labels in groups.items()]
+        sentences = [f"Baseline {base.label}."]
+        for verdict, beginning in ANSWERS.items():
+            found = {label: each for label, each in self.comparisons.items() if each.verdict == verdict}
+            is_shown = verdict in (BETTER, WORSE)
+            labels = [named(label) + f" ({spread(each.difference, '+')})" * is_shown for label, each in found.items()]
+            sentences += [f"{beginning}: {', '.join(labels)}."] * bool(labels)
         if self.tuning is not None and self.tuning.ends:
             ends = ", ".join(map(named, self.tuning.ends))
-            parts.append(f"The best {self.tuning.key} is an end of its range for {ends}; extend the range.")
-        return " ".join([f"Baseline {base.label}.", *parts]) + missing
+            sentences.append(f"The best {self.tuning.key} is an end of its range for {ends}; extend the range.")
+        return " ".join(sentences) + missing
 
     def basis(self) -> str:
         """How seeds are compared, and their correlation."""
-        paired, correlation = self.losses.paired, self.losses.correlation
-        found = "paired, since all" if paired else "not paired, since not all"
-        found = f"Seeds are {found} variants have the same number of parameters."
-        more = (
-            "" if correlation is None else f" Over the seeds, two variants correlate by {correlation:.2f} on average."
-        )
-        return found + more
+        found = "paired, since all" if self.losses.paired else "not paired, since not all"
+        sentence = f"Seeds are {found} variants have the same number of parameters."
+        if (correlation := self.losses.correlation) is None:
+            return sentence
+        return f"{sentence} Over the seeds, two variants correlate by {correlation:.2f} on average."
 
     def compared_table(self) -> str:
         """Each variant compared with the baseline."""
@@ -165,17 +159,48 @@ class Report:
         """The seeds that find the difference of an undecided comparison, and SMALL, with one more launch."""
         if each.verdict != UNCLEAR:
             return "-", "-"
-        level = launch_alpha(self.next_launch) / len(self.comparisons)
+        level = self.next_alpha / len(self.comparisons)
         found = [each.seeds_needed(effect, level) for effect in (abs(each.difference.mean), SMALL)]
         return tuple(f"over {MAX_SEEDS}" if seeds is None else str(seeds) for seeds in found)
+
+    def variant_table(self, figures: Mapping[str, tuple[str, str]] | None = None) -> str:
+        """Losses and figures of each variant; the best losses only where they differ from the final ones."""
+        losses = {"final_val_loss": "final loss, nats per token", "final_val_bpb": "final bits per byte"}
+        if any(run.summary.get("best_val_loss") != run.summary.get("final_val_loss") for run in self.sweep.runs):
+            losses |= {"best_val_loss": "best loss, nats per token"}
+        rows = []
+        for variant in self.sweep.variants:
+            row = {
+                "variant": variant.label
+                + " (baseline)" * (variant is self.sweep.baseline and len(self.sweep.variants) > 1)
+            }
+            row["seeds"] = f"{len(variant.finished)}" + f" of {len(variant.runs)}" * (variant.finished != variant.runs)
+            row |= {heading: spread(variant.estimate(name)) for name, heading in losses.items()}
+            means = {name: variant.estimate(name).mean for name in figures or ()}
+            rows.append(row | {head: shown(means[name], form) for name, (head, form) in (figures or {}).items()})
+        return table(rows)
 
     def tuning_table(self) -> str:
         """Loss of each variant and value on the documents that choose; "" unless a setting was tuned."""
         found = {} if self.tuning is None else self.tuning.losses
         values = dict.fromkeys(value for losses in found.values() for value in losses)
-        return table(
-            [{"variant": label} | {x: shown(losses.get(x), ".4f") for x in values} for label, losses in found.items()]
-        )
+        rows = [(label, {x: shown(losses.get(x, math.nan), ".4f") for x in values}) for label, losses in found.items()]
+        return table([{"variant": label} | row for label, row in rows])
+
+    def warnings(self) -> Iterator[str]:
+        """What makes the losses doubtful."""
+        summaries = [run.summary for run in self.sweep.runs if run.summary]
+        for name, words in CONDITIONS.items():
+            if len(values := {text_of(summary.get(name)) for summary in summaries}) > 1:
+                differ = f"The finished runs differ in their {words}: {'; '.join(sorted(values))}"
+                yield f"{differ}. Differences between variants may come from that."
+        if self.losses.comparable and self.losses.unit == BITS:
+            yield "The finished runs differ in their tokenizer or training text, so they are compared by bits per byte."
+        if parts := {partial_validation(summary.get("val_windows")) for summary in summaries} - {None}:
+            scored = " or ".join(sorted(map(str, parts)))
+            yield f"trainer.limit_val_batches shortened the validation part: the losses are those of {scored}."
+        if leaks := sum("LEAK" in str(summary.get("causality")) for summary in summaries):
+            yield f"The losses of {plural(leaks, 'finished run')} are invalid: the model sees the tokens it predicts."
 
     def result_rows(self) -> Iterator[dict[str, object]]:
         """One row for each variant: the numbers of the report's tables with all digits."""
@@ -184,11 +209,20 @@ class Report:
             row |= {"seeds": len(variant.runs), "finished": len(variant.finished)}
             for name in LOSSES:
                 row |= ends(name, variant.estimate(name))
-            row |= {name: mean_of(variant, name) for name in FIGURES}
+            row |= {name: variant.estimate(name).mean for name in FIGURES}
             if each := self.comparisons.get(variant.label):
                 row |= ends("difference", each.difference) | {"verdict": each.verdict, "common_seeds": each.seeds}
                 row |= {"se": each.se, "df": each.df, "detectable": each.detectable}
             yield row
+
+    def run_rows(self) -> Iterator[dict[str, object]]:
+        """One row for each run: its state and the content of its summary."""
+        for variant in self.sweep.variants:
+            for run in variant.runs:
+                row = {"variant": variant.label, **variant.values, "seed": run.seed, "state": run.state}
+                summary = {name: value for name, value in run.summary.items() if name != "sample_with"}  # a path
+                folder = run.folder.relative_to(self.sweep.folder).as_posix()
+                yield row | {"message": run.message} | summary | {"folder": folder}
 
 
 def read_report(
@@ -219,60 +253,15 @@ def ends(name: str, interval: Interval) -> dict[str, float | None]:
     return {name: interval.mean, f"{name}_low": interval.low, f"{name}_high": interval.high}
 
 
-def run_rows(sweep: Sweep) -> Iterator[dict[str, object]]:
-    """One row for each run: its state and the content of its summary."""
-    for variant in sweep.variants:
-        for run in variant.runs:
-            row: dict[str, object] = {"variant": variant.label, **variant.values, "seed": run.seed, "state": run.state}
-            summary = {name: value for name, value in run.summary.items() if name != "sample_with"}  # a path
-            folder = run.folder.relative_to(sweep.folder).as_posix()
-            yield row | {"message": run.message} | summary | {"folder": folder}
-
-
-def warnings(sweep: Sweep, losses: Losses) -> Iterator[str]:
-    """What makes the losses doubtful."""
-    summaries = [run.summary for run in sweep.runs if run.summary]
-    for name, words in CONDITIONS.items():
-        if len(values := {text_of(summary.get(name)) for summary in summaries}) > 1:
-            differ = f"The finished runs differ in their {words}: {'; '.join(sorted(values))}"
-            yield f"{differ}. Differences between variants may come from that."
-    if losses.comparable and losses.unit == BITS:
-        yield "The finished runs differ in their tokenizer or training text, so they are compared by bits per byte."
-    if (part := scored_part(sweep.runs)) is not None:
-        yield f"The losses are those of {part} of the validation part, to which trainer.limit_val_batches shortened it."
-    if leaks := sum("LEAK" in str(summary.get("causality")) for summary in summaries):
-        yield f"The losses of {plural(leaks, 'finished run')} are invalid: the model sees the tokens it predicts."
-
-
-def variant_table(sweep: Sweep, figures: Mapping[str, tuple[str, str]] = MappingProxyType(FIGURES)) -> str:
-    """Losses and figures of each variant; the best losses only where they differ from the final ones."""
-    losses = {"final_val_loss": "final loss, nats per token", "final_val_bpb": "final bits per byte"}
-    if any(run.summary.get("best_val_loss") != run.summary.get("final_val_loss") for run in sweep.runs):
-        losses |= {"best_val_loss": "best loss, nats per token"}
-    rows = []
-    for variant in sweep.variants:
-        row = {"variant": variant.label + " (baseline)" * (variant is sweep.baseline and len(sweep.variants) > 1)}
-        row["seeds"] = f"{len(variant.finished)}" + f" of {len(variant.runs)}" * (variant.finished != variant.runs)
-        row |= {heading: spread(variant.estimate(name)) for name, heading in losses.items()}
-        rows.append(row | {head: shown(mean_of(variant, name), form) for name, (head, form) in figures.items()})
-    return table(rows)
-
-
-def mean_of(variant: Variant, name: str) -> float | None:
-    """The mean over the finished seeds; None without one."""
-    values = variant.figures(name)
-    return sum(values) / len(values) if values else None
-
-
 def table(rows: Sequence[Mapping[str, str]], text_columns: Sequence[int] = (0,)) -> str:
     """Rows of plain text with their columns' headings as a Markdown table; "" without a row."""
     lines = [[*rows[0]], *([*row.values()] for row in rows)] if rows else []
     return markdown_table([[escape(cell) for cell in line] for line in lines], text_columns) if rows else ""
 
 
-def shown(value: float | None, form: str) -> str:
-    """A number in a table."""
-    return "-" if value is None else format(value, form) if math.isfinite(value) else "diverged"
+def shown(value: float, form: str) -> str:
+    """A number in a table; NaN: there is none."""
+    return "-" if math.isnan(value) else format(value, form) if math.isfinite(value) else "diverged"
 
 
 def named(label: str) -> str:

@@ -133,6 +133,7 @@ class Processes:
         if "resume" in settings:
             settings = json.loads(saved.read_text()) | settings
         saved.write_text(json.dumps(settings))
+        (log.parent / "config.yaml").write_text("seed: 0\n")
         self.started.append(settings)
         outcome = self.outcome(settings)
         if isinstance(outcome, tuple):

@@ -62,7 +62,7 @@ def test_a_grid_lists_its_runs_skips_invalid_ones_and_compares(here):
     done = command(here, "model.n_heads=1,2,3", "seed=0,1", "sweep.skip_invalid=true").succeeded()
     assert "2 of 6 runs are left out:\n  model.n_heads=3: " in done.stdout and "4 of 4 runs to train\n" in done.stdout
     rows = [re.split(r" *\| *", line) for line in done.stdout.splitlines()[4:6]]
-    assert [row[1:3] for row in rows] == [["model.n_heads=1", "0,1"], ["model.n_heads=2", "0,1"]]
+    assert [row[1:3] for row in rows] == [["n_heads=1", "0,1"], ["n_heads=2", "0,1"]]
     assert re.search(r"\| n_heads=1 \| better +\| +-1.0000 ± 0.0000 \|", done.stdout)
     [launch] = launches_of(here)
     assert launch["swept"] == ["model.n_heads"] and launch["baseline"] == {"model.n_heads": 2}

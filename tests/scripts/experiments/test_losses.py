@@ -71,6 +71,7 @@ def test_a_diverged_run_is_infinite_and_a_missing_one_nan(tmp_path):
         ({"data.val_fraction": 0.2}, "b", {}, False),
         ({}, "b", {}, False),  # the content of the file has changed
         ({"data.tokenizer": {"kind": "char"}}, "b", {"val_bytes_per_token": 4.0}, False),
+        ({}, "a", {"val_windows": {"scored": 4, "of": 8}}, False),
     ],
 )
 def test_only_runs_on_one_text_are_compared(changed, fingerprint, more, comparable, tmp_path):
