@@ -116,7 +116,8 @@ def compare(
     with np.errstate(invalid="ignore"):  # inf - inf
         differences = [of_variant - of_baseline for of_baseline, of_variant in runs]  # (S, G) each
     if of_models:
-        return [_of_models(each[0], sizes, level, margin) for each in differences]
+        means = [clustered_mean(each[0] * sizes, sizes) for each in differences]
+        return [_concluded(x.mean, [(x.se**2, x.df)] * bool(x.df), level, margin, 1, ONE_DOCUMENT) for x in means]
     family = [(each,) for each in differences] if paired else runs
     by_seed = [[rows @ sizes / sizes.sum() for rows in each] for each in family]
     pooled = pooled_variance([each for each in by_seed if len(each[0]) > 1 and np.isfinite(each).all()])
@@ -165,27 +166,22 @@ def text_variance(mean: np.ndarray, family: Sequence[np.ndarray], sizes: np.ndar
 
 def _of_configurations(differences, family, sizes, level, margin, pooled) -> Comparison:
     """The comparison of pairs of runs with these differences (S, G), for other seeds and another text."""
-    seeds = len(differences)
+    seeds, variances = len(differences), []
     with np.errstate(invalid="ignore"):  # inf - inf
-        by_seed = differences @ sizes / sizes.sum()  # (S,)
-        mean = float(by_seed.mean()) if seeds else math.nan
-    if seeds < 2 or not np.isfinite(by_seed).all():
-        return Comparison(Interval(mean, None, None, seeds), ONE_SEED if np.isfinite(by_seed).all() else DIVERGED)
-    own = sum(float(np.var(rows @ sizes / sizes.sum(), ddof=1)) for rows in family)
-    text = text_variance(differences.mean(0), family, sizes)
-    return _concluded(mean, [(max(own, pooled[0]) / seeds, pooled[1]), text], level, margin, seeds)
+        mean = float((differences @ sizes / sizes.sum()).mean()) if seeds else math.nan
+    if seeds > 1 and math.isfinite(mean):
+        own = sum(float(np.var(rows @ sizes / sizes.sum(), ddof=1)) for rows in family)
+        text = text_variance(differences.mean(0), family, sizes)
+        variances = [(max(own, pooled[0]) / seeds, pooled[1]), text]
+    return _concluded(mean, variances, level, margin, seeds, ONE_SEED)
 
 
-def _of_models(differences: np.ndarray, sizes: np.ndarray, level: float, margin: float | None) -> Comparison:
-    """The comparison of differences (G,) of two trained models, for another text."""
-    mean = clustered_mean(differences * sizes, sizes)
-    if math.isnan(mean.se):
-        verdict = ONE_DOCUMENT if math.isfinite(mean.mean) else DIVERGED
-        return Comparison(Interval(mean.mean, None, None, 1), verdict)
-    return _concluded(mean.mean, [(mean.se**2, mean.df)], level, margin, 1)
-
-
-def _concluded(mean: float, variances: Variances, level: float, margin: float | None, seeds: int) -> Comparison:
+def _concluded(
+    mean: float, variances: Variances, level: float, margin: float | None, seeds: int, without: str
+) -> Comparison:
+    """The comparison with this mean; `without`: why a finite one has no variances."""
+    if not variances:
+        return Comparison(Interval(mean, None, None, seeds), without if math.isfinite(mean) or not seeds else DIVERGED)
     half = _half_width(variances, level)
     if margin is not None and abs(mean) + half < margin:
         verdict = EQUAL

@@ -113,3 +113,11 @@ def mean_and_ends(interval: Interval, sign: str = "") -> str:
     """ "2.8516 [2.8401, 2.8631]". Sign: of the format, "+" writes it always."""
     ends = [f"{x:{sign}z.4f}" for x in (interval.low, interval.high) if x is not None]
     return f"{interval.mean:{sign}z.4f} [{', '.join(ends) or 'no interval'}]"
+
+
+def spread(interval: Interval, sign: str = "") -> str:
+    """2.8516 ± 0.0123; the mean alone without an interval."""
+    if not math.isfinite(interval.mean):
+        return "diverged" if interval.n else "-"
+    half = "" if interval.low is None else f" ± {interval.half_width:.4f}"
+    return f"{interval.mean:{sign}.4f}{half}"

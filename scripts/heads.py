@@ -25,13 +25,13 @@ from tril.scripts.cli.errors import user_errors
 class HeadsCommand:
     """The heads of one model, or of all runs of a sweep."""
 
-    ckpt: str = CKPT
+    ckpt: str = setting("latest", str(CKPT.description), needs="dir=null")
     dir: str | None = setting(None, "instead of ckpt, all runs of a sweep: its folder, latest, or a folder of runs")
     prompt: str | None = setting(
         None,
-        r"with ckpt: a text to draw attention maps of; \n is a line end; null: the start of the validation part; "
-        "empty: end-of-text alone",
+        r"a text for attention maps; \n is a line end; null: the start of the validation part; empty: end of text",
         escapes=True,
+        needs="dir=null",
     )
     # a confidence interval needs two
     windows: int = setting(24, "of the validation part, evenly spaced; more give narrower intervals", ge=2)
@@ -39,17 +39,12 @@ class HeadsCommand:
         None, "folder for tables, figures and the page; null: heads/ in the folder of the run or the sweep"
     )
     device: str = DEVICE
-    seed: int = setting(0, "with ckpt: seed of the repeated random sequences", ge=0, lt=2**63)
+    seed: int = setting(0, "seed of the repeated random sequences", needs="dir=null", ge=0, lt=2**63)
 
 
 @command("heads", HeadsCommand)
 def main(settings: HeadsCommand, composed: Composed) -> None:
     with user_errors():  # before torch, which takes a second to import
-        if settings.dir is not None and (
-            of_one := [key for key in ("ckpt", "prompt", "seed") if key in composed.given]
-        ):
-            given = f"{of_one[0]}={composed.given[of_one[0]]}"
-            raise ValueError(f"{given} is for one model, dir={settings.dir} for all of a sweep; give one of them")
         path = find_checkpoint(settings.ckpt) if settings.dir is None else find_sweep(settings.dir)
     from tril.scripts.experiments.trained_heads import describe_model, describe_sweep
 

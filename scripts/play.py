@@ -13,7 +13,6 @@ if __name__ == "__main__":
 import contextlib
 import importlib.util
 import sys
-import webbrowser
 
 from pydantic.dataclasses import dataclass
 
@@ -35,7 +34,6 @@ class PlayCommand:
         None, r"the text that the page starts with; \n is a line end; null: one that suits the run", escapes=True
     )
     port: int = setting(8000, "of 127.0.0.1, which only this computer reaches; 0: any free port", ge=0, le=65535)
-    open: bool = setting(False, "open the page in the default browser")
     device: str = DEVICE
 
 
@@ -56,10 +54,7 @@ def main(settings: PlayCommand, composed: Composed) -> None:
             models = [PlayModel(str(each.path), each.language_model(device)) for each in checkpoints]
             prompt = settings.prompt if settings.prompt is not None else str(checkpoints[0].data.get("prompt", ""))
         print(f"{' and '.join(map(str, paths))} on {device}; Ctrl-C ends the server", file=sys.stderr, flush=True)
-        url = f"http://{LOOPBACK}:{listener.getsockname()[1]}/"
-        print(url, flush=True)
-        if settings.open:
-            webbrowser.open(url)
+        print(f"http://{LOOPBACK}:{listener.getsockname()[1]}/", flush=True)
         create_server(models, prompt).run(sockets=[listener])
 
 

@@ -58,7 +58,7 @@ def arm(words: list[str]) -> list[str]:
 
 @command("referee", RefereeCommand)
 def main(own: RefereeCommand, composed: Composed) -> None:
-    from tril.scripts.experiments import grid, launch, report, run_process, sweep
+    from tril.scripts.experiments import grid, launch, report, sweep
 
     began, per_seed, status, diverged = time.monotonic(), 0.0, report.UNDECIDED, False
     with user_errors():
@@ -68,14 +68,13 @@ def main(own: RefereeCommand, composed: Composed) -> None:
         for n in range(FIRST_SEEDS, own.max_seeds + 1):
             look = time.monotonic()
             seeds = range(own.seed, own.seed + n) if n == FIRST_SEEDS else [own.seed + n - 1]
-            runs, swept = grid.plan([[*words, f"seed={seed}"] for seed in seeds for words in arms])
-            settings = compose("train", [word for word in arms[0] if key_of(word) not in swept]).settings
-            folder = launch.record_launch(runs, swept, settings, runs[0].values, script="referee")
+            runs, swept = grid.plan([(*words, f"seed={seed}") for seed in seeds for words in arms])
+            folder = launch.record_launch(runs, swept, baseline=runs[0]["values"], script="referee")
             for run in runs:
-                run_process.train(folder / run.folder, run.arguments, run.folder)
-                if (state := sweep.state_of(folder / run.folder)) != "finished":
-                    raise ValueError(f"{folder / run.folder} is {state}; mend the cause, and start the same command")
-            labels = [sweep.label_of(run.values) for run in runs[:2]]
+                launch.train(folder / run["folder"], run["arguments"])
+                if (state := sweep.state_of(folder / run["folder"])) != "finished":
+                    raise ValueError(f"{folder / run['folder']} is {state}; mend the cause, and start the same command")
+            labels = [sweep.label_of(run["values"]) for run in runs[:2]]
             found = report.read_report(folder, labels[0], own.margin, candidate=labels[1])
             if not found.losses.comparable:
                 raise ValueError(found.answer())

@@ -8,12 +8,12 @@ from tril.scripts.cli import interrupt
 if __name__ == "__main__":
     interrupt.begin()
 
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from tril.data.settings import printable
+from tril.model.atomic_files import reading
 from tril.model.generation.config import SampleConfig, SamplingConfig
 from tril.model.runs import find_checkpoint
 from tril.scripts.cli.app import Composed, command, unescaped
@@ -24,8 +24,9 @@ from tril.scripts.cli.errors import UserError, user_errors
 def main(settings: SampleConfig, composed: Composed) -> None:
     with user_errors():
         path, prompt = find_checkpoint(settings.ckpt), settings.prompt
-        if settings.prompt_file is not None:
-            prompt = read_prompt(settings.prompt_file)
+        if (file := settings.prompt_file) is not None:
+            with reading(Path("/dev/stdin" if file == "-" else file).expanduser()) as content:
+                prompt = content.read_bytes().decode("utf-8")
         from tril.model.heads.ablation import head_gate
         from tril.model.runs import load
         from tril.model.training.hardware import choose_compile, use_device
@@ -51,15 +52,6 @@ def main(settings: SampleConfig, composed: Composed) -> None:
                 print(f"error: {printable(str(error))}", file=sys.stderr)
     except (KeyboardInterrupt, EOFError):
         print()
-
-
-def read_prompt(path: str) -> str:
-    """The text of a file, or of standard input."""
-    content = sys.stdin.buffer.read() if path == "-" else Path(os.path.expanduser(path)).read_bytes()
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"prompt_file={path} is no UTF-8 text: {error}") from error
 
 
 def show(pieces: Iterator[str]) -> None:

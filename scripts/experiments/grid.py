@@ -1,11 +1,12 @@
 """The runs of a grid: the combinations of a command, whether each is valid, and how large the models are."""
 
+import functools
 import itertools
 import json
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from hashlib import sha256
 from typing import Any
 
@@ -24,43 +25,10 @@ from tril.scripts.cli.run import choose_hardware
 from tril.scripts.experiments.sweep import label_of, text_of
 
 MAX_FOLDER_NAME = 120  # characters
+Arguments = tuple[str, ...]  # of train.py, key=value each
 
 
-@dataclass
-class PlannedRun:
-    """A run of a sweep.
-
-    Attributes:
-        arguments: of train.py, key=value each.
-        settings: nested plain values, and the same checked, once `check_settings` has set them.
-        choices: the option of each config group, likewise.
-        values: of the swept keys, once `name_runs` has set them.
-        sizes: parameters and FLOPs per token, once `check_text` has set them.
-    """
-
-    arguments: list[str]
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    choices: Mapping[str, str | None] = field(default_factory=dict)
-    config: RunConfig = field(init=False)
-    values: dict[str, object] = field(default_factory=dict)
-    sizes: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def seed(self) -> int:
-        return self.config.top.seed
-
-    @property
-    def folder(self) -> str:
-        """Its name below the sweep's folder."""
-        return folder_name(self.values | {"seed": self.seed})
-
-    def entry(self) -> dict:
-        """Its entry of launches.jsonl."""
-        named = {"folder": self.folder, "values": self.values, "seed": self.seed, "arguments": self.arguments}
-        return named | self.sizes
-
-
-def expand(words: Sequence[str]) -> list[list[str]]:
+def expand(words: Sequence[str]) -> list[Arguments]:
     """The combinations of the values in a command, as arguments of train.py; the last key is the fastest.
 
     Args:
@@ -75,11 +43,10 @@ def expand(words: Sequence[str]) -> list[list[str]]:
         texts = [str(each.input_line)]
         if each.is_sweep_override():
             texts = [f"{each.get_key_element()}={value}" for value in each.sweep_string_iterator()]
-        arguments = [argument_of(value) for value in parser.parse_overrides(texts)]
-        if repeated := [text for i, text in enumerate(arguments) if text in arguments[:i]]:
+        choices.append([argument_of(value) for value in parser.parse_overrides(texts)])
+        if repeated := [text for text, n in Counter(choices[-1]).items() if n > 1]:
             raise UserError(f"{each.input_line} has {repeated[0]} twice, which gives the same run; leave one out")
-        choices.append(arguments)
-    return [list(combination) for combination in itertools.product(*choices)]
+    return list(itertools.product(*choices))
 
 
 def argument_of(override: Override) -> str:
@@ -88,34 +55,44 @@ def argument_of(override: Override) -> str:
     return f"{override.get_key_element()}={value}" if isinstance(value, str) else str(override.input_line)
 
 
-def plan(combinations: Sequence[list[str]], *, skip_invalid: bool | None = None) -> tuple[list[PlannedRun], list[str]]:
+def plan(
+    combinations: Sequence[Arguments], *, skip_invalid: bool | None = None
+) -> tuple[list[dict[str, Any]], list[str]]:
     """Composes and checks the runs with these arguments, and prepares their text. Nothing is trained.
 
     Returns:
-        The runs, and the swept keys.
+        The runs as launches.jsonl has them: folder, values of the swept keys, seed, arguments, parameters and FLOPs per
+        token. And the swept keys, those in whose text the runs differ, without the seed.
 
     Raises:
         UserError: see `keep_valid`.
     """
-    composed: dict[tuple[str, ...], Composed] = {}  # without the seed, since Hydra takes tenths of a second
-    first: dict[str, PlannedRun] = {}  # by all that decides the results
+    composed = functools.cache(compose_run)  # without the seed, since Hydra takes tenths of a second
+    first: dict[str, Arguments] = {}  # by all that decides the results
 
-    def check_settings(run: PlannedRun) -> None:
-        others = tuple(text for text in run.arguments if not text.startswith("seed="))
-        if others not in composed:
-            composed[others] = compose_run(others)
-        seeds = [("seed", yaml.safe_load(x.removeprefix("seed="))) for x in run.arguments if x not in others]
-        run.settings, run.choices = composed[others].settings | dict(seeds), composed[others].choices
-        config = RunConfig.of(run.settings)
-        run.config = replace(config, hardware=choose_hardware(config))
-        results = json.dumps([config.canonical(), run.settings["init_from"]], sort_keys=True)
-        if (same := first.setdefault(results, run)) is not run:
-            differing = " ".join(text for text in same.arguments if text not in run.arguments)
+    def check_settings(arguments: Arguments) -> tuple[Composed, RunConfig]:
+        variant = composed(tuple(text for text in arguments if not text.startswith("seed=")))
+        seeds = [("seed", yaml.safe_load(x.removeprefix("seed="))) for x in arguments if x.startswith("seed=")]
+        config = RunConfig.of(variant.settings | dict(seeds))
+        config = replace(config, hardware=choose_hardware(config))
+        results = json.dumps([config.canonical(), variant.settings["init_from"]], sort_keys=True)
+        if (same := first.setdefault(results, arguments)) is not arguments:
+            differing = " ".join(text for text in same if text not in arguments)
             raise ValueError(f"the same run as {differing or 'without it'}; the difference has no effect")
+        return variant, config
 
-    runs = keep_valid([PlannedRun(each) for each in combinations], check_settings, skip_invalid=skip_invalid)
-    swept = name_runs(runs)
-    return keep_valid(runs, check_text, skip_invalid=skip_invalid), swept
+    def describe(arguments: Arguments) -> dict[str, Any]:
+        variant, config = runs[arguments]
+        values = {key: value_of(variant, key, texts[arguments].get(key)) for key in swept}
+        named = {"folder": folder_name(values | {"seed": config.top.seed}), "values": values, "seed": config.top.seed}
+        return named | {"arguments": list(arguments)} | sizes_of(config)
+
+    runs = keep_valid(combinations, check_settings, skip_invalid)
+    split = {arguments: [text.lstrip("+").partition("=") for text in arguments] for arguments in runs}
+    texts = {arguments: {key: text for key, _, text in each} for arguments, each in split.items()}
+    keys = dict.fromkeys(key for text in texts.values() for key in text if key != "seed")
+    swept = [key for key in keys if len({text.get(key) for text in texts.values()}) > 1]
+    return list(keep_valid(list(runs), describe, skip_invalid).values()), swept
 
 
 def compose_run(arguments: Sequence[str]) -> Composed:
@@ -126,31 +103,32 @@ def compose_run(arguments: Sequence[str]) -> Composed:
 
 
 def keep_valid(
-    runs: Sequence[PlannedRun], check: Callable[[PlannedRun], None], *, skip_invalid: bool | None
-) -> list[PlannedRun]:
-    """The runs for which `check` raises no ValueError or OSError. Prints the others, each once for all its seeds.
+    runs: Sequence[Arguments], check: Callable[[Arguments], Any], skip_invalid: bool | None
+) -> dict[Arguments, Any]:
+    """The results of `check` for the runs for which it raises no error. Prints the others, each once for all its seeds.
 
     Args:
+        runs: their arguments.
+        check: raises ValueError or OSError.
         skip_invalid: the setting of a grid; None: there is none.
 
     Raises:
         UserError: there are others and `skip_invalid` is not True, or no valid run remains.
     """
-    shared = set.intersection(*(set(run.arguments) for run in runs))
-    valid, reasons = [], dict[str, None]()
-    for run in runs:
+    shared = set.intersection(*map(set, runs))
+    valid, reasons = {}, dict[str, None]()
+    for arguments in runs:
         try:
-            check(run)
-            valid.append(run)
+            valid[arguments] = check(arguments)
         except (ValueError, OSError) as error:
-            words = [text for text in run.arguments if text not in shared and not text.startswith("seed=")]
+            words = [text for text in arguments if text not in shared and not text.startswith("seed=")]
             reasons[": ".join([" ".join(words)] * bool(words) + [message_of(error)])] = None
     counts = f"{len(runs) - len(valid)} of {len(runs)} runs"
     if reasons and valid and skip_invalid:
         print("\n  ".join([f"{counts} are left out:", *reasons]), flush=True)
     elif reasons:
         remedy = ", or leave them out with sweep.skip_invalid=true" if valid and skip_invalid is False else ""
-        problem, *more = reasons if len(reasons) == 1 else ["correct the values", *reasons]
+        problem, *more = reasons
         error = UserError(f"{counts} of the grid are invalid; {problem}{remedy}")
         for each in more:
             error.add_note(f"  {each}")
@@ -158,35 +136,25 @@ def keep_valid(
     return valid
 
 
-def check_text(run: PlannedRun) -> None:
-    """Prepares the text and sets the sizes of a run. Raises ValueError if the text is too short."""
+def sizes_of(config: RunConfig) -> dict[str, int]:
+    """Parameters and FLOPs per token of a run, whose text is prepared. Raises ValueError if the text is too short."""
     from tril.data.batches import TrainWindows, ValWindows
     from tril.data.prepare import prepare
     from tril.model.gpt import GPT, sizes
 
-    data, length, hardware = run.config.data, run.config.model.context_length, run.config.hardware
+    data, length, hardware = config.data, config.model.context_length, config.hardware
     text = prepare(data)
-    TrainWindows(text.tokens("train"), length, data.batch_size, run.seed)  # raises if the text is too short
+    TrainWindows(text.tokens("train"), length, data.batch_size, config.top.seed)  # raises if the text is too short
     ValWindows(text.tokens("val"), length, data.batch_size)
     assert hardware is not None
-    model = run.config.complete(hardware, text.meta["vocab_size"]).model
-    run.sizes |= sizes(GPT.without_values(model), data.window_lengths(length))
+    model = config.complete(hardware, text.meta["vocab_size"]).model
+    return sizes(GPT.without_values(model), data.window_lengths(length))
 
 
-def name_runs(runs: Sequence[PlannedRun]) -> list[str]:
-    """Sets the values of each run; returns the swept keys, those in whose text the runs differ, without the seed."""
-    words = [[argument.lstrip("+").partition("=") for argument in run.arguments] for run in runs]
-    texts = [{key: text for key, _, text in each} for each in words]
-    keys = dict.fromkeys(key for text in texts for key in text if key != "seed")
-    swept = [key for key in keys if len({text.get(key) for text in texts}) > 1]
-    for run, text in zip(runs, texts, strict=True):
-        run.values = {key: value_of(run.settings, key, text.get(key, run.choices.get(key))) for key in swept}
-    return swept
-
-
-def value_of(settings: Mapping[str, Any], key: str, choice: str | None) -> object:
-    """The value of a setting; of a config group or a whole group of settings `choice`, as it was given."""
-    value = flatten(settings).get(key, choice)
+def value_of(composed: Composed, key: str, text: str | None = None) -> object:
+    """The value of a setting; of a config group or a whole group of settings `text`, as it was given, or the option."""
+    choice = composed.choices.get(key) if text is None else text
+    value = flatten(composed.settings).get(key, choice)
     return choice if isinstance(value, Mapping) else value
 
 
@@ -197,15 +165,15 @@ def folder_name(values: Mapping[str, object]) -> str:
     return clean if clean == text else f"{clean}-{sha256(text.encode()).hexdigest()[:8]}"
 
 
-def grid_table(runs: Sequence[PlannedRun], states: Sequence[str]) -> str:
+def grid_table(runs: Sequence[Mapping[str, Any]], states: Sequence[str]) -> str:
     """One line for each variant: seeds, sizes, and the states of its runs."""
-    variants: dict[str, list[tuple[PlannedRun, str]]] = {}
+    variants: dict[str, list[tuple[Mapping[str, Any], str]]] = {}
     for run, state in zip(runs, states, strict=True):
-        variants.setdefault(label_of(run.values), []).append((run, state))
+        variants.setdefault(label_of(run["values"]), []).append((run, state))
     lines = [["", "seeds", "parameters", "MFLOP per token", "so far"]]
     for label, members in variants.items():
-        sizes, ended = members[0][0].sizes, Counter(state for _, state in members if state != "not started")
-        row = [label, ",".join(str(run.seed) for run, _ in members)]
-        row += [f"{sizes['parameters']:,}", f"{sizes['flops_per_token'] / 1e6:,.1f}"]
+        run, ended = members[0][0], Counter(state for _, state in members if state != "not started")
+        row = [label, ",".join(str(run["seed"]) for run, _ in members)]
+        row += [f"{run['parameters']:,}", f"{run['flops_per_token'] / 1e6:,.1f}"]
         lines.append([*row, ", ".join(f"{n} {state}" for state, n in sorted(ended.items()))])
     return markdown_table(lines, text_columns=(0, 4))

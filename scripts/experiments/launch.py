@@ -3,9 +3,17 @@
 The folder of a sweep below multirun/ is named after its keys and its other settings. So the same command continues
 there, and a command with more seeds or values adds to it. Each command that adds runs is a launch, a line of
 launches.jsonl: its date and command, and the runs that it added.
+
+Each run is an ordinary run in a separate process and folder. A crash then ends one run and not the sweep, and no run
+sees memory, compiled code or random numbers of another one.
 """
 
 import json
+import math
+import re
+import shutil
+import signal
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -14,21 +22,26 @@ from pathlib import Path
 from typing import Any
 
 import hydra
+from filelock import FileLock
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
-from tril.model.formats import clock, shell_command
-from tril.model.runs import ROOTS, SWEEP, state_of
+from tril.model.atomic_files import write_json
+from tril.model.formats import clock, figures, shell_command
+from tril.model.runs import FAILURE, ROOTS, SWEEP, is_resumable, state_of
 from tril.scripts.cli.app import compose, quoted
 from tril.scripts.cli.errors import UserError, user_errors
-from tril.scripts.experiments import grid, run_process
+from tril.scripts.experiments import grid
 from tril.scripts.experiments.sweep import Run, planned_runs, read_launches
 
 OF_A_RUN = ("resume", "minutes")  # settings of a single run
 FOLDER = "hydra.sweep.dir"
 FREE = ("logger", "checkpoint", "sweep", "seed", *OF_A_RUN)  # in which the runs of a sweep may differ
+GIVEN = re.compile(r"[+~]*(logger=|(callbacks|logger)\.)")  # a `_target_` is not saved with a run
+# -P: modules in the working directory do not shadow installed ones
+PROGRAM = (sys.executable, "-P", "-m", "tril.train")
 
 
 def run_grid(words: Sequence[str]) -> None:
@@ -53,18 +66,12 @@ def run_grid(words: Sequence[str]) -> None:
     of_runs = [text for each in parsed if not (text := str(each.input_line)).startswith("sweep.")]
     combinations = grid.expand([*of_ablation, *of_runs])
     runs, swept = grid.plan(combinations, skip_invalid=bool(base.settings["sweep"]["skip_invalid"]))
-    # A key of which one value is left is not swept, and all runs have it.
-    shared = [text for text in runs[0].arguments if all(text in run.arguments for run in runs)]
-    base = compose("train", shared)
-    baseline = {key: grid.value_of(base.settings, key, base.choices.get(key)) for key in swept}
     with user_errors():
-        chosen = str(of_hydra[FOLDER].value()) if FOLDER in of_hydra else None
-        folder = record_launch(runs, swept, base.settings, baseline, chosen=chosen)
-    states = [state_of(folder / run.folder) for run in runs]
-    left = [run.folder for run, state in zip(runs, states, strict=True) if state != "finished"]
-    print(
-        f"{grid.grid_table(runs, states)}\n\nfolder  {folder}\n{len(left)} of {len(runs)} runs to train\n", flush=True
-    )
+        folder = record_launch(runs, swept, chosen=str(of_hydra[FOLDER].value()) if FOLDER in of_hydra else None)
+    states = [state_of(folder / run["folder"]) for run in runs]
+    left = [run["folder"] for run, state in zip(runs, states, strict=True) if state != "finished"]
+    counts = f"{len(left)} of {len(runs)} runs to train"
+    print(f"{grid.grid_table(runs, states)}\n\nfolder  {folder}\n{counts}\n", flush=True)
     if left:
         places = [f"{FOLDER}={quoted(str(folder.absolute()))}", "hydra.sweep.subdir=."]
         jobs = f"+run={','.join(map(quoted, left))}"
@@ -73,20 +80,18 @@ def run_grid(words: Sequence[str]) -> None:
 
 
 def record_launch(
-    runs: Sequence[grid.PlannedRun],
+    runs: Sequence[Mapping[str, Any]],
     swept: Sequence[str],
-    settings: Mapping[str, Any],
-    baseline: Mapping[str, object],
     *,
+    baseline: Mapping[str, object] | None = None,
     chosen: str | None = None,
     script: str = "train",
 ) -> Path:
     """Adds a line to launches.jsonl, if the command adds runs. All commands with the same keys and settings share it.
 
     Args:
-        swept: the swept keys.
-        settings: of a run without the grid.
-        baseline: the values of the swept keys without the grid.
+        runs, swept: see `grid.plan`.
+        baseline: their values without the sweep; None: the defaults.
         chosen: a folder that the user names; None: one below multirun/.
         script: that the user has started.
 
@@ -96,7 +101,10 @@ def record_launch(
     Raises:
         ValueError: the chosen folder belongs to another sweep, or its launches.jsonl is damaged.
     """
-    shared = {key: value for key, value in settings.items() if key not in FREE}
+    # A key of which one value is left is not swept, and all runs have it.
+    base = compose("train", [text for text in runs[0]["arguments"] if all(text in run["arguments"] for run in runs)])
+    baseline = baseline or {key: grid.value_of(base, key) for key in swept}
+    shared = {key: value for key, value in base.settings.items() if key not in FREE}
     family = sha256(json.dumps([sorted(swept), shared], sort_keys=True).encode()).hexdigest()[:8]
     names = "+".join(key.rpartition(".")[2] for key in swept) or "seeds"
     folder = Path(chosen) if chosen else Path(ROOTS[1], f"{names[: grid.MAX_FOLDER_NAME]}-{family}")
@@ -106,7 +114,7 @@ def record_launch(
     known = planned_runs(launches)
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / SWEEP).open("a", encoding="utf-8") as file:
-        if added := [run.entry() for run in runs if run.folder not in known]:
+        if added := [run for run in runs if run["folder"] not in known]:
             seeds = sorted({run["seed"] for run in added} - {run["seed"] for run in known.values()})
             now = datetime.now().astimezone().isoformat(timespec="seconds")
             launch = {"date": now, "command": shell_command(script, *sys.argv[1:]), "seeds": seeds, "family": family}
@@ -120,17 +128,70 @@ def run_job(cfg: DictConfig) -> float:
     """A job of Hydra's launcher, on one machine or on a cluster: trains the run `cfg.run` of the sweep.
 
     Returns:
-        Its validation loss; NaN if it failed or was stopped.
+        Its validation loss; NaN if it failed.
     """
     folder = Path(HydraConfig.get().sweep.dir)
     runs = planned_runs(read_launches(folder))
-    loss = run_process.train(folder / cfg.run, runs[cfg.run]["arguments"], cfg.run)
-    states = [state_of(folder / name) for name in runs]
-    seconds = [summary["seconds"] for name in runs if (summary := Run(folder / name, 0).summary)]
-    failed = f", {n} failed" if (n := states.count("failed")) else ""
-    mean = f", {clock(sum(seconds) / len(seconds))} each on average" if seconds else ""
-    print(f"        {len(seconds)} of {len(runs)} runs are finished{mean}{failed}", flush=True)
+    loss = train(folder / cfg.run, runs[cfg.run]["arguments"])
+    finished = sum(state_of(folder / name) == "finished" for name in runs)
+    print(f"        {finished} of {len(runs)} runs are finished", flush=True)
     return loss
+
+
+def train(folder: Path, arguments: Sequence[str]) -> float:
+    """Runs the training process of a run to its end, from the last checkpoint if there is one.
+
+    Waits while another process of a sweep trains the same run.
+
+    Returns:
+        Its validation loss; NaN if it failed.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    log, status, how = folder / "log.txt", 0, "was finished before"
+    with FileLock(folder.with_name(f".{folder.name}.lock")):
+        if state_of(folder) != "finished":
+            words = words_of(folder, arguments)
+            print(f"start   {folder.name}", flush=True)
+            status, how = spawn([*PROGRAM, *words], log), "finished"
+        if summary := Run(folder, 0).summary:  # also if it diverged, which ends with a status of its own
+            found = summary.get("diverged") or figures(summary, "final_val_")
+            print(f"done    {folder.name} {how}: {found}, {clock(summary['seconds'])}", flush=True)
+            return summary["final_val_loss"]
+        lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
+        message = next((line.strip() for line in reversed(lines) if line.strip()), f"ended with status {status}")
+        write_json(folder / FAILURE, {"status": status, "message": message})
+    print(f"FAILED  {folder.name}: {message} (status {status}, {log})", flush=True)
+    return math.nan
+
+
+def words_of(folder: Path, arguments: Sequence[str]) -> list[str]:
+    """The arguments that continue or start the run. Without a checkpoint, nothing in the folder is of use."""
+    (folder / FAILURE).unlink(missing_ok=True)
+    if is_resumable(folder):
+        return [f"resume={folder}", *(text for text in arguments if GIVEN.match(text))]
+    for path in folder.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return [*arguments, f"hydra.run.dir={folder}"]
+
+
+def spawn(arguments: list[str], log: Path) -> int:
+    """Runs a process with its output in `log` and returns its exit status. A signal that ends this process ends it."""
+
+    def stop(signum, frame):
+        print("\nstopped by SIGTERM; start the same command again to continue", flush=True)
+        raise SystemExit(128 + signum)
+
+    previous = signal.signal(signal.SIGTERM, stop)
+    with log.open("a", encoding="utf-8") as output:
+        process = subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+        try:
+            return process.wait()
+        except BaseException:
+            process.terminate()
+            process.wait()
+            raise
+        finally:
+            signal.signal(signal.SIGTERM, previous)
 
 
 def finish(folder: Path) -> None:
@@ -141,11 +202,10 @@ def finish(folder: Path) -> None:
     missing = [f"{name} ({state})" for name, state in states.items() if state != "finished"]
     try:
         comparison = read_report(folder).shown()
-    except ValueError as error:  # runs that cannot be compared, or a damaged file
+    except ValueError as error:  # a damaged file
         comparison = f"no comparison: {error}"
-    print(f"\n{comparison}\n", flush=True)
     finished = f"{len(states) - len(missing)} of {len(states)} runs are finished"
-    print(f"{finished}; {shell_command('report', f'dir={folder}')}", flush=True)
+    print(f"\n{comparison}\n\n{finished}; {shell_command('report', f'dir={folder}')}", flush=True)
     if missing:
         print(f"NOT finished: {'; '.join(missing)}; start the same command again to continue", flush=True)
         sys.exit(1)

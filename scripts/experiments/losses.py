@@ -1,4 +1,7 @@
-"""The losses of a sweep's runs as one array, and their comparison at the level of the sweep's last launch."""
+"""The losses of a sweep's runs as one array, and their comparison at the level of the sweep's last launch.
+
+`report.py tune=KEY` chooses a value of a swept key for each variant, and compares the variants on other documents.
+"""
 
 import math
 from collections.abc import Sequence
@@ -8,17 +11,34 @@ import numpy as np
 
 from tril.data.settings import flatten
 from tril.model.comparison import Comparison, compare
-from tril.model.intervals import MIN_DOCUMENTS, Interval, block_starts
+from tril.model.intervals import MIN_DOCUMENTS, block_starts
 from tril.model.runs import SETTINGS, partial_validation, read_settings
 from tril.scripts.experiments.sweep import RUNNING, Run, Sweep, text_of
 
 NATS, BITS = "nats per token", "bits per byte"
 UNFINISHED = "unfinished"  # while runs are missing: a verdict before all have ended would be an uncounted test
 FIRST_ALPHA, LATER_ALPHA = 0.04, 0.01  # levels of the first launch and of all later ones together, 0.05
+STRIDE = 4  # of so many documents, one chooses the value of a tuned setting, and the others are compared
 SAME_BYTES = 1e-6  # relative: rounding of bytes per token
 # Settings of the data that leave the validation text as it is; the tokenizer and the budget change the fingerprint.
 OF_BATCHES = ("data.batch_size", "data.val_batch_size", "data.double_length_at", "data.document_mask", "data.cache_dir")
 OF_TOKENS = ("data.tokenizer", "data.token_budget")
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The choice of each variant.
+
+    Attributes:
+        key: the setting.
+        losses: label of a variant -> value of the setting -> nats per token on the documents that choose, infinite if
+            a run diverged.
+        ends: labels of the variants whose value is an end of the range.
+    """
+
+    key: str
+    losses: dict[str, dict[str, float]]
+    ends: list[str]
 
 
 @dataclass(frozen=True)
@@ -32,6 +52,7 @@ class Losses:
         documents: what is compared, such as "66 documents" or "the whole text".
         comparable: all runs are validated on one text.
         paired: all runs have as many parameters: most of those of one seed begin with equal values.
+        tuning: how the variants were chosen; None: they are those of the sweep.
     """
 
     losses: np.ndarray
@@ -40,6 +61,7 @@ class Losses:
     documents: str
     comparable: bool
     paired: bool
+    tuning: Tuning | None = None
 
     @property
     def by_seed(self) -> np.ndarray:
@@ -148,9 +170,42 @@ def is_one_text(finished: Sequence[Run]) -> bool:
     return len(prepared) == len(folders) and len(texts) < 2 and len(parts) < 2 and is_as_long
 
 
-def spread(interval: Interval, sign: str = "") -> str:
-    """2.8516 ± 0.0123; the mean alone without an interval."""
-    if not math.isfinite(interval.mean):
-        return "diverged" if interval.n else "-"
-    half = "" if interval.low is None else f" ± {interval.half_width:.4f}"
-    return f"{interval.mean:{sign}.4f}{half}"
+def tuned(sweep: Sweep, losses: Losses, key: str) -> tuple[Sweep, Losses]:
+    """Keeps one value of a swept key for each combination of the others: the one with the lowest loss.
+
+    Every fourth document chooses, by the mean over the seeds that finished with all values. The losses that are
+    returned are those of the other documents.
+
+    Args:
+        losses: of the sweep, see `losses_of`.
+
+    Raises:
+        ValueError: the key is not swept, runs are missing, or there are no losses of documents.
+    """
+    if key not in sweep.keys:
+        raise ValueError(f"tune={key} is not swept; choose one of: {', '.join(sweep.keys)}")
+    if left := sum(run.state in RUNNING for run in sweep.runs):
+        raise ValueError(f"tune={key} chooses when all runs have ended, and {left} of {len(sweep.runs)} have not")
+    if len(losses.sizes) < 2 or not losses.comparable:
+        raise ValueError(f"tune={key} needs runs on one text, whose documents have losses of their own")
+    variants, chooses = [sweep.baseline, *sweep.others], np.arange(len(losses.sizes)) % STRIDE == 0
+    by_seed = losses.of(range(len(variants)), chooses).by_seed
+    groups: dict[str, list[int]] = {}  # the baseline's is the first
+    for i, variant in enumerate(variants):
+        groups.setdefault(text_of({**variant.values, key: None}), []).append(i)
+    best, found, ends = [], {}, []
+    for members in groups.values():
+        members = [i for i in members if not np.isnan(by_seed[i]).all()]
+        common = ~np.isnan(by_seed[members]).any(0)
+        if not members or not common.any():
+            raise ValueError(f"tune={key}: a variant has no seed that finished with all values")
+        means, values = by_seed[members][:, common].mean(1), [variants[i].values[key] for i in members]
+        chosen = int(means.argmin())
+        best.append(members[chosen])
+        label = variants[members[chosen]].label
+        found[label] = dict(zip(map(text_of, values), means.tolist(), strict=True))
+        numbers = [x for x in values if isinstance(x, int | float) and not isinstance(x, bool)]
+        if len(numbers) == len(values) and values[chosen] in (min(numbers), max(numbers)):
+            ends.append(label)
+    kept = replace(sweep, variants=tuple(variants[i] for i in best), baseline=variants[best[0]])
+    return kept, replace(losses.of(best, np.logical_not(chooses)), tuning=Tuning(key, found, ends))

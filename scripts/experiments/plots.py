@@ -3,13 +3,13 @@
 import math
 import textwrap
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from tril.model.comparison import BETTER, EQUAL, UNCLEAR, WORSE, Comparison
+from tril.model.runs import METRICS
 from tril.model.runs import Run as RunFolder
 from tril.scripts.experiments.losses import Losses
 from tril.scripts.experiments.sweep import Run, Sweep
@@ -32,28 +32,26 @@ ROW, LINE = 0.17, 34  # inches of a line of text; characters of a line of a labe
 MAX_LOSS_RATIO = 2.5  # largest loss shown / median loss: a diverged run does not squeeze the others
 
 
-@dataclass(frozen=True)
-class Picture:
-    """A picture of the report, which is written as `file`."""
+class Picture(NamedTuple):
+    """A picture of the report."""
 
-    file: str
     title: str
     caption: str
     figure: "Figure"
 
 
 def draw(sweep: Sweep, losses: Losses, folder: Path, comparisons: Mapping[str, Comparison]) -> dict[str, Picture]:
-    """Writes every picture for which the sweep has data: the section of the report that shows it -> picture.
+    """Writes every picture for which the sweep has data: file name -> picture.
 
     Args:
         losses: of the sweep.
         comparisons: label -> comparison with the baseline.
     """
-    drawn = {"differences": plot_differences(sweep, losses, comparisons), "curves": plot_curves(sweep)}
+    drawn = {"differences.png": plot_differences(sweep, losses, comparisons), "curves.png": plot_curves(sweep)}
     pictures = {name: picture for name, picture in drawn.items() if picture is not None}
-    for picture in pictures.values():
-        (folder / picture.file).unlink(missing_ok=True)  # perhaps a link to another place
-        picture.figure.savefig(folder / picture.file, dpi=DPI)
+    for name, picture in pictures.items():
+        (folder / name).unlink(missing_ok=True)  # perhaps a link to another place
+        picture.figure.savefig(folder / name, dpi=DPI)
     return pictures
 
 
@@ -85,19 +83,13 @@ def plot_differences(sweep: Sweep, losses: Losses, comparisons: Mapping[str, Com
         "A bar is the interval that decides the verdict: one that excludes zero shows a difference. A short line below "
         f"it is one run minus the {'run of the same seed' if losses.paired else 'mean'} of the baseline."
     )
-    return Picture("differences.png", f"Differences from {sweep.baseline.label}", caption, figure)
+    return Picture(f"Differences from {sweep.baseline.label}", caption, figure)
 
 
 def plot_curves(sweep: Sweep) -> Picture | None:
-    """The losses against training tokens: whole runs above, below their later halves.
-
-    A line is the validation loss; where no run was validated twice, it is the training loss, noisy but a curve.
-    """
-    for name in ("val", "train"):
-        curves = {run.folder: curve_of(run, name) for run in sweep.runs}
-        if any(len(curve) > 1 for curve in curves.values()):
-            break
-    else:
+    """The validation losses against training tokens: whole runs above, below their later halves."""
+    curves = {run.folder: curve_of(run) for run in sweep.runs}
+    if all(len(curve) < 2 for curve in curves.values()):
         return None
     from matplotlib.ticker import EngFormatter, MaxNLocator
 
@@ -117,20 +109,15 @@ def plot_curves(sweep: Sweep) -> Picture | None:
         axes.xaxis.set(major_formatter=EngFormatter(sep=" "), major_locator=MaxNLocator(5))
     axes.set_xlabel("training tokens")
     add_legend(figure, lines)
-    kind = {"val": "validation", "train": "training"}[name]
-    caption = f"A line is the {kind} loss of one run; a dotted one is not finished."
-    return Picture("curves.png", "Loss against training tokens", caption, figure)
+    caption = "A line is the validation loss of one run; a dotted one is not finished."
+    return Picture("Loss against training tokens", caption, figure)
 
 
-def curve_of(run: Run, name: str) -> np.ndarray:
-    """Training tokens and the finite losses so far, (n, 2); name: "val" or "train"."""
-    try:
-        rows = RunFolder(run.folder).metrics
-    except FileNotFoundError:
-        rows = []
-    names = ("train/tokens", f"{name}/loss")
-    points = [tuple(map(row.get, names)) for row in rows if row.keys() >= {*names}]
-    curve = np.array(points, float).reshape(-1, 2)
+def curve_of(run: Run) -> np.ndarray:
+    """Training tokens and the finite validation losses so far, (n, 2)."""
+    names = ("train/tokens", "val/loss")
+    rows = RunFolder(run.folder).metrics if (run.folder / METRICS).is_file() else []
+    curve = np.array([[*map(row.get, names)] for row in rows if row.keys() >= {*names}], float).reshape(-1, 2)
     return curve[np.isfinite(curve[:, 1])]
 
 

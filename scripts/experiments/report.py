@@ -12,12 +12,11 @@ from tril.data.settings import printable
 from tril.model.atomic_files import write_text
 from tril.model.comparison import BETTER, DIVERGED, EQUAL, MAX_SEEDS, ONE_SEED, POWER, UNCLEAR, WORSE, Comparison
 from tril.model.formats import markdown_table, plural, wrapped
-from tril.model.intervals import Interval
+from tril.model.intervals import Interval, spread
 from tril.model.runs import partial_validation
-from tril.scripts.experiments.losses import BITS, UNFINISHED, Losses, compare_sweep, launch_alpha, losses_of, spread
+from tril.scripts.experiments.losses import BITS, UNFINISHED, Losses, compare_sweep, launch_alpha, losses_of, tuned
 from tril.scripts.experiments.plots import Picture, draw
 from tril.scripts.experiments.sweep import LOSSES, Sweep, read_sweep, text_of
-from tril.scripts.experiments.tuning import Tuning, tuned
 
 FIGURES = {  # of a run -> heading and format
     "parameters": ("parameters", ",.0f"),
@@ -48,12 +47,11 @@ class Report:
     Args:
         losses: of the sweep.
         margin: nats per token, a difference below it counts as none; None: nothing is called equal.
-        tuning: how the variants were chosen; None: the sweep has all.
     """
 
-    def __init__(self, sweep: Sweep, losses: Losses, margin: float | None = None, tuning: Tuning | None = None) -> None:
-        self.sweep, self.losses, self.tuning = sweep, losses, tuning
-        self.margin, self.comparisons = margin, compare_sweep(losses, sweep, margin)
+    def __init__(self, sweep: Sweep, losses: Losses, margin: float | None = None) -> None:
+        self.sweep, self.losses, self.margin = sweep, losses, margin
+        self.comparisons = compare_sweep(losses, sweep, margin)
         self.next_alpha = launch_alpha(len(sweep.launches) + 1)  # the level of a launch that adds seeds
 
     def write(self, folder: Path) -> list[str]:
@@ -66,7 +64,7 @@ class Report:
         }
         for name, content in files.items():
             write_text(folder / name, content)
-        return [*files, *(picture.file for picture in pictures.values())]
+        return [*files, *pictures]
 
     def shown(self) -> str:
         """What to print: the answer and the comparisons, or the losses of each variant."""
@@ -130,9 +128,9 @@ class Report:
             is_shown = verdict in (BETTER, WORSE)
             labels = [named(label) + f" ({spread(each.difference, '+')})" * is_shown for label, each in found.items()]
             sentences += [f"{beginning}: {', '.join(labels)}."] * bool(labels)
-        if self.tuning is not None and self.tuning.ends:
-            ends = ", ".join(map(named, self.tuning.ends))
-            sentences.append(f"The best {self.tuning.key} is an end of its range for {ends}; extend the range.")
+        if (tuning := self.losses.tuning) is not None and tuning.ends:
+            ends = ", ".join(map(named, tuning.ends))
+            sentences.append(f"The best {tuning.key} is an end of its range for {ends}; extend the range.")
         return " ".join(sentences) + missing
 
     def basis(self) -> str:
@@ -170,10 +168,8 @@ class Report:
             losses |= {"best_val_loss": "best loss, nats per token"}
         rows = []
         for variant in self.sweep.variants:
-            row = {
-                "variant": variant.label
-                + " (baseline)" * (variant is self.sweep.baseline and len(self.sweep.variants) > 1)
-            }
+            is_base = variant is self.sweep.baseline and len(self.sweep.variants) > 1
+            row = {"variant": variant.label + " (baseline)" * is_base}
             row["seeds"] = f"{len(variant.finished)}" + f" of {len(variant.runs)}" * (variant.finished != variant.runs)
             row |= {heading: spread(variant.estimate(name)) for name, heading in losses.items()}
             means = {name: variant.estimate(name).mean for name in figures or ()}
@@ -182,7 +178,7 @@ class Report:
 
     def tuning_table(self) -> str:
         """Loss of each variant and value on the documents that choose; "" unless a setting was tuned."""
-        found = {} if self.tuning is None else self.tuning.losses
+        found = {} if self.losses.tuning is None else self.losses.tuning.losses
         values = dict.fromkeys(value for losses in found.values() for value in losses)
         rows = [(label, {x: shown(losses.get(x, math.nan), ".4f") for x in values}) for label, losses in found.items()]
         return table([{"variant": label} | row for label, row in rows])
@@ -215,7 +211,7 @@ class Report:
                 row |= {"se": each.se, "df": each.df, "detectable": each.detectable}
             yield row
 
-    def run_rows(self) -> Iterator[dict[str, object]]:
+    def run_rows(self) -> Iterator[Mapping[str, object]]:
         """One row for each run: its state and the content of its summary."""
         for variant in self.sweep.variants:
             for run in variant.runs:
@@ -240,13 +236,13 @@ def read_report(
     Raises:
         ValueError: as `read_sweep` and `tuned`.
     """
-    sweep, tuning = read_sweep(folder, baseline), None
+    sweep = read_sweep(folder, baseline)
     if candidate is not None:
         sweep = replace(sweep, variants=(sweep.baseline, sweep.find("candidate", candidate)))
     losses = losses_of(sweep)
     if tune is not None:
-        sweep, losses, tuning = tuned(sweep, losses, tune)
-    return Report(sweep, losses, margin, tuning)
+        sweep, losses = tuned(sweep, losses, tune)
+    return Report(sweep, losses, margin)
 
 
 def ends(name: str, interval: Interval) -> dict[str, float | None]:

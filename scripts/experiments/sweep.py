@@ -82,13 +82,9 @@ class Variant:
     def finished(self) -> tuple[Run, ...]:
         return tuple(run for run in self.runs if run.state == "finished")
 
-    def figures(self, name: str) -> list[float]:
-        """A number of the summary of each finished run that has it."""
-        return [run.summary[name] for run in self.finished if run.summary.get(name) is not None]
-
     def estimate(self, name: str) -> Interval:
-        """Its mean and interval over the finished seeds."""
-        return mean_interval(self.figures(name))
+        """The mean and the interval of a number over the finished runs that have it in their summary."""
+        return mean_interval([run.summary[name] for run in self.finished if run.summary.get(name) is not None])
 
 
 @dataclass(frozen=True)

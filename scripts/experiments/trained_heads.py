@@ -23,12 +23,12 @@ from tril.model.heads.head_plots import plot_heads
 from tril.model.heads.page import write_page
 from tril.model.heads.records import UNIFORM, all_heads, read_maps, read_records
 from tril.model.heads.scores import SCORES, alphabet_of, in_words, score_heads
+from tril.model.intervals import spread
 from tril.model.masks import document_options
 from tril.model.runs import find_checkpoint, run_folder
 from tril.model.text_clusters import TextClusters
 from tril.model.training.hardware import use_device
 from tril.scripts.cli.errors import UserError, check_writable, printed_too, user_errors, writable
-from tril.scripts.experiments.losses import spread
 from tril.scripts.experiments.sweep import Run, read_sweep
 
 SHOWN_TOKENS = 48  # of the validation part, without a prompt: those of head_maps.npz

@@ -3,16 +3,16 @@
   train   tokens per second of whole training runs with these settings, the median over their steps
   decode  tokens per second of sampling by a model with random weights
 
---vs "COMMAND" measures another program in the same pairs: for train, one that prints the milliseconds of its steps as
-nanoGPT does, with as many tokens in a step; for decode, one that samples {n} tokens. What is compared runs in
-alternating order, A B, B A, ...; the table has the median, the smallest and the largest value, and the median ratio to
-the first row, taken in each repetition.
+--vs "COMMAND" trains with another program in the same pairs, which has as many tokens in a step and prints the
+milliseconds of its steps as nanoGPT does. What is compared runs in alternating order, A B, B A, ...; the table has the
+median, the smallest and the largest value, and the median ratio to the first row, taken in each repetition.
 """
 
 import argparse
 import os
 import platform
 import re
+import shlex
 import statistics
 import subprocess
 import sys
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("settings", nargs="*", metavar="key=value", help="as of train.py")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--steps", type=int, default=60, help="of each run of `train`")
-    parser.add_argument("--vs", metavar="COMMAND", help="of another program, for the shell")
+    parser.add_argument("--vs", metavar="COMMAND", help="of another program that trains, for the shell")
     options = parser.parse_intermixed_args(arguments)
     try:
         line = compose("train", options.settings)
@@ -81,13 +81,13 @@ def table(values: dict[str, list[float]]) -> str:
     return pd.DataFrame(columns).to_string(float_format=lambda x: f"{float(f'{x:.4g}'):,.10g}")
 
 
-def run(command: Sequence[str] | str) -> tuple[float, str]:
-    """Seconds and output of a process, or of a command of the shell; raises UserError if it fails."""
-    started, shell = time.perf_counter(), isinstance(command, str)
-    done = subprocess.run(command, shell=shell, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8")
+def run(*command: str) -> str:
+    """The output of a process; raises UserError if it fails."""
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8")
     if done.returncode != 0:
-        raise UserError(f"{command} ended with status {done.returncode}: {done.stdout.strip().rpartition(chr(10))[2]}")
-    return time.perf_counter() - started, done.stdout
+        last = done.stdout.strip().rpartition("\n")[2]
+        raise UserError(f"{shlex.join(command)} ended with status {done.returncode}: {last}")
+    return done.stdout
 
 
 def train(config: RunConfig, options: argparse.Namespace) -> Tasks:
@@ -98,11 +98,11 @@ def train(config: RunConfig, options: argparse.Namespace) -> Tasks:
 
     def ours() -> float:
         with tempfile.TemporaryDirectory() as folder:
-            run([sys.executable, "-m", "tril.train", *options.settings, *limits, f"hydra.run.dir={folder}/run"])
+            run(sys.executable, "-m", "tril.train", *options.settings, *limits, f"hydra.run.dir={folder}/run")
             return Run(Path(folder, "run")).summary["tokens_per_second"]
 
     def theirs() -> float:
-        times = [float(ms) for ms in re.findall(STEP_TIME, run(options.vs)[1])]
+        times = [float(ms) for ms in re.findall(STEP_TIME, run("sh", "-c", options.vs))]
         if not times:
             raise UserError(f"--vs={options.vs} prints no step {STEP_TIME!r}; let it log every step")
         return tokens / statistics.median(times) * 1000
@@ -131,14 +131,10 @@ def decode(config: RunConfig, options: argparse.Namespace) -> Tasks:
         seconds(2, batch, choices)  # compiles
         return lambda: batch * (LONG - SHORT) / (seconds(LONG, batch, choices) - seconds(SHORT, batch, choices))
 
-    def theirs() -> float:
-        long, short = (run(options.vs.replace("{n}", str(n)))[0] for n in (LONG, SHORT))
-        return (LONG - SHORT) / (long - short)
-
     tasks = {"1 x, cache": ours(1), "64 x, cache": ours(64), "1 x, no cache": ours(1, use_cache=False)}
     if config.hardware.compile:
         tasks |= {f"{batch} x, compiled": ours(batch, compile=True) for batch in (1, 64)}
-    return tasks | ({"other": theirs} if options.vs else {})
+    return tasks
 
 
 PARTS = {"train": train, "decode": decode}

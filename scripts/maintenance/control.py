@@ -3,8 +3,8 @@
     tril train; tril train experiment=control_no_mask
     python -m tril.scripts.maintenance.control RUN RUN_WITHOUT_MASK TEXT
 
-The loss of one pass over a window is valid only if no position sees a later one. The prefix-only loss predicts each
-target from a pass over its prefix and nothing else, whatever the attention does. Prints a table of both.
+The loss of one pass over a window, as in training, is valid only if no position sees a later one. The prefix-only loss
+predicts each target from a pass over its prefix and nothing else, whatever the attention does. Prints a table of both.
 
 B windows, T targets in each, V vocabulary.
 """
@@ -19,18 +19,9 @@ from torch import Tensor
 from tril.model.gpt import GPT
 from tril.model.runs import find_checkpoint, load
 
-WINDOWS, BATCH_SIZE = 32, 32
+WINDOWS = 32
 
 
-@torch.no_grad()
-def one_pass_nll(model: GPT, ids: Tensor, targets: Tensor) -> Tensor:
-    """Nats of each target, (B, T), as in training."""
-    return torch.cat(
-        [model.nll(*batch) for batch in zip(ids.split(BATCH_SIZE), targets.split(BATCH_SIZE), strict=True)]
-    )
-
-
-@torch.no_grad()
 def prefix_only_nll(model: GPT, ids: Tensor, targets: Tensor) -> Tensor:
     """Nats of each target, (B, T), given ids[:, : t + 1] alone; for a causal model the same, up to rounding."""
     columns = [
@@ -39,6 +30,7 @@ def prefix_only_nll(model: GPT, ids: Tensor, targets: Tensor) -> Tensor:
     return torch.stack(columns, dim=1)
 
 
+@torch.no_grad()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs=2, metavar="RUN", help="with the mask, and without it")
@@ -53,8 +45,7 @@ def main() -> None:
         tokens = torch.tensor(lm.tokenizer.encode(text).ids[: WINDOWS * length + 1])
         n = (len(tokens) - 1) // length
         batch = tokens[: n * length].view(n, length), tokens[1 : n * length + 1].view(n, length)
-        losses = [measure(model, *batch).mean().item() for measure in (one_pass_nll, prefix_only_nll)]
-        print(f"| {name} | {losses[0]:.4f} | {losses[1]:.4f} |")
+        print(f"| {name} | {model.nll(*batch).mean():.4f} | {prefix_only_nll(model, *batch).mean():.4f} |")
 
 
 if __name__ == "__main__":

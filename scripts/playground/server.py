@@ -13,7 +13,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -68,13 +68,12 @@ class Generation:
     remove_heads: list[str]
 
 
-@dataclass
+@dataclass(frozen=True)
 class PlayModel:
-    """A model of the page. Each step runs under `lock`, since hooks on the model capture its attention."""
+    """A model of the page."""
 
     name: str
     lm: "LanguageModel"
-    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def describe(self) -> dict[str, Any]:
         config, n_parameters = self.lm.config, self.lm.model.n_parameters()
@@ -118,6 +117,8 @@ def create_server(models: Sequence[PlayModel], prompt: str = "") -> "uvicorn.Ser
     from starlette.responses import FileResponse, JSONResponse, StreamingResponse
     from starlette.routing import Route
 
+    lock = threading.Lock()  # of each step, since hooks on a model capture its attention
+
     async def describe(request: "Request") -> "Response":
         first = {"prompt": prompt, "repetition_penalty": models[0].lm.penalty}
         return JSONResponse({"models": [model.describe() for model in models], **first}, headers=HEADERS)
@@ -141,7 +142,7 @@ def create_server(models: Sequence[PlayModel], prompt: str = "") -> "uvicorn.Ser
             line: dict[str, Any] = {"prompt": given}
             while not server.should_exit:
                 yield json.dumps(line, allow_nan=False) + "\n"
-                with model.lock:
+                with lock:
                     token = next(tokens, None)
                 if token is None:
                     return

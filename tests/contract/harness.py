@@ -172,13 +172,13 @@ class Process(multiprocessing.get_context("fork").Process):
 
 
 def train_in_copy(arguments: Sequence[str], log: Path) -> int:
-    """Takes the place of `run_process.spawn`: `python -P -m tril.train ...` in a copy of this process."""
+    """Takes the place of `launch.spawn`: `python -P -m tril.train ...` in a copy of this process."""
     done = Process("train", *arguments[4:], cwd=Path.cwd()).done()
     log.write_text(done.stdout + done.stderr, "utf-8")
     return done.returncode
 
 
-RUNS_IN_COPIES = mock.patch("tril.scripts.experiments.run_process.spawn", train_in_copy)
+RUNS_IN_COPIES = mock.patch("tril.scripts.experiments.launch.spawn", train_in_copy)
 
 
 def train(*settings: object, base: Sequence = TINY):

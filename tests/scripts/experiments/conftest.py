@@ -3,7 +3,7 @@
 import pytest
 
 from tests.scripts.experiments.synthetic import Processes
-from tril.scripts.experiments import run_process
+from tril.scripts.experiments import launch
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def processes(monkeypatch):
     """A function: sets what the runs leave, see `Processes`, which it returns."""
 
     def start(outcome):
-        monkeypatch.setattr(run_process, "spawn", stand_in := Processes(outcome))
+        monkeypatch.setattr(launch, "spawn", stand_in := Processes(outcome))
         return stand_in
 
     return start

@@ -116,7 +116,7 @@ def launches_of(cwd: Path) -> list[dict]:
 
 
 class Processes:
-    """Takes the place of `run_process.spawn`: each run ends at once.
+    """Takes the place of `launch.spawn`: each run ends at once.
 
     Attributes:
         outcome: settings as typed -> options of `finish_run`; or a status with the last line of the output.

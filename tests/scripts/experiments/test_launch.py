@@ -11,8 +11,6 @@ from tril.scripts.experiments.grid import folder_name
 
 OUTCOMES = {  # multiplier of the rate -> how the run ends
     "3": (128 + signal.SIGTERM, "stopped by SIGTERM at step 3"),
-    "4": (128 + signal.SIGINT, ""),
-    "5": (-signal.SIGTERM, ""),
     "1e+30": (2, "error: the loss is nan\n \n"),
     "9": {"loss": 1.5, "final_val_loss": None, "final_val_bpb": None},  # JSON has no NaN
 }
@@ -106,12 +104,13 @@ def test_runs_are_named_by_options_of_groups_in_unique_names_that_file_systems_a
 
 
 def test_failed_and_stopped_runs_do_not_end_a_grid_and_are_trained_again(here):
-    rates = "optim.lr_scale=1,1e30,3,4,5,9"
-    done, names = command(here, rates), [f"optim.lr_scale={rate},seed=0" for rate in ("1e+30", "3", "4", "5")]
-    assert done.returncode == 1 and "2 of 6 runs are finished" in done.stdout
+    rates = "optim.lr_scale=1,1e30,3,9"
+    done, names = command(here, rates), [f"optim.lr_scale={rate},seed=0" for rate in ("1e+30", "3")]
+    assert done.returncode == 1 and "2 of 4 runs are finished" in done.stdout
     assert f"FAILED  {names[0]}: error: the loss is nan (status 2, " in done.stdout
-    assert f"stopped {names[1]} " in done.stdout and "lr_scale=9,seed=0 finished: nan bits per byte" in done.stdout
-    left = "; ".join([f"{names[0]} (failed)", *(f"{name} (unfinished)" for name in names[1:])])
+    assert f"FAILED  {names[1]}: stopped by SIGTERM" in done.stdout
+    assert "lr_scale=9,seed=0 finished: nan bits per byte" in done.stdout
+    left = "; ".join(f"{name} (failed)" for name in names)
     assert f"NOT finished: {left}; start the same command again" in done.stdout
     assert re.findall("(?m)^start +(.*)", command(here, rates).stdout) == names
 

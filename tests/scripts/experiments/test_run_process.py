@@ -13,12 +13,12 @@ import time
 import pytest
 from filelock import FileLock
 
-from tril.scripts.experiments.run_process import train
+from tril.scripts.experiments.launch import train
 
 PARENT = """
 import sys
 from pathlib import Path
-from tril.scripts.experiments.run_process import spawn
+from tril.scripts.experiments.launch import spawn
 code = "import os, time; print(os.getpid(), flush=True); time.sleep(300)"
 spawn([sys.executable, "-c", code], Path("log.txt"))
 """
@@ -40,7 +40,7 @@ def test_sigterm_ends_a_run_with_its_sweep(tmp_path):
 def test_a_run_of_another_process_is_waited_for_and_not_trained_again(tmp_path, processes, capsys):
     started, folder, losses = processes(lambda _: {"loss": 9.0}).started, tmp_path / "run", []
     folder.mkdir()
-    waiting = threading.Thread(target=lambda: losses.append(train(folder, [], "run")))
+    waiting = threading.Thread(target=lambda: losses.append(train(folder, [])))
     with FileLock(tmp_path / ".run.lock"):
         waiting.start()
         waiting.join(timeout=0.3)
@@ -54,18 +54,18 @@ def test_a_run_of_another_process_is_waited_for_and_not_trained_again(tmp_path, 
 def test_a_run_is_started_as_a_module_and_resumed_from_its_checkpoint(tmp_path, processes):
     commands, folder, last = processes(lambda _: (143, "")).commands, tmp_path / "a,b=1", "checkpoints/last.ckpt"
     words = ["model.dim=8", "logger=wandb"]
-    train(folder, words, "a")
+    train(folder, words)
     assert commands == [[sys.executable, "-P", "-m", "tril.train", *words, f"hydra.run.dir={folder}"]]
     (folder / last).parent.mkdir()
     (folder / last).touch()
-    train(folder, words, "a")
+    train(folder, words)
     assert commands[1][3:] == ["tril.train", f"resume={folder}", "logger=wandb"]
     (folder / last).unlink()
-    train(folder, words, "a")  # without a checkpoint, nothing of it is of use
+    train(folder, words)  # without a checkpoint, nothing of it is of use
     assert commands[2] == commands[0] and not (folder / last).parent.exists()
 
 
 def test_the_module_is_started_and_its_last_line_says_why_a_run_failed(tmp_path):
-    assert math.isnan(train(tmp_path / "a", ["model.n_layers=0"], "a"))
+    assert math.isnan(train(tmp_path / "a", ["model.n_layers=0"]))
     failure = json.loads((tmp_path / "a" / "failed.json").read_text())
     assert failure["status"] == 2 and "model.n_layers=0" in failure["message"]
