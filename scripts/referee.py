@@ -27,10 +27,6 @@ FIRST_SEEDS = 3  # of the first look, which has most of the level
 NOT_OF_AN_ARM = ("seed=", "resume=", "minutes=", "+ablation", "sweep.", "hydra")
 
 
-def key_of(word: str) -> str:
-    return word.partition("=")[0].lstrip("+~")
-
-
 @dataclass(frozen=True, config=strict_settings())
 class RefereeCommand:
     """What is compared, and when the comparison ends."""
@@ -45,8 +41,7 @@ class RefereeCommand:
 
 
 def arm(words: list[str]) -> list[str]:
-    """The settings of one of the two configurations, of each key the last one. Raises ValueError for wrong ones."""
-    words = list({key_of(word): word for word in words}.values())
+    """The settings of one of the two configurations. Raises ValueError for wrong ones."""
     if wrong := [word for word in words if word.startswith(NOT_OF_AN_ARM)]:
         raise ValueError(f"{wrong[0]} cannot be set for one of two configurations; leave it out")
     composed = compose("train", words)

@@ -9,7 +9,6 @@ sees memory, compiled code or random numbers of another one.
 """
 
 import json
-import math
 import re
 import shutil
 import signal
@@ -124,44 +123,35 @@ def record_launch(
     return folder
 
 
-def run_job(cfg: DictConfig) -> float:
-    """A job of Hydra's launcher, on one machine or on a cluster: trains the run `cfg.run` of the sweep.
-
-    Returns:
-        Its validation loss; NaN if it failed.
-    """
+def run_job(cfg: DictConfig) -> None:
+    """A job of Hydra's launcher, on one machine or on a cluster: trains the run `cfg.run` of the sweep."""
     folder = Path(HydraConfig.get().sweep.dir)
     runs = planned_runs(read_launches(folder))
-    loss = train(folder / cfg.run, runs[cfg.run]["arguments"])
+    train(folder / cfg.run, runs[cfg.run]["arguments"])
     finished = sum(state_of(folder / name) == "finished" for name in runs)
     print(f"        {finished} of {len(runs)} runs are finished", flush=True)
-    return loss
 
 
-def train(folder: Path, arguments: Sequence[str]) -> float:
+def train(folder: Path, arguments: Sequence[str]) -> None:
     """Runs the training process of a run to its end, from the last checkpoint if there is one.
 
     Waits while another process of a sweep trains the same run.
-
-    Returns:
-        Its validation loss; NaN if it failed.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    log, status, how = folder / "log.txt", 0, "was finished before"
+    log, how = folder / "log.txt", "was finished before"
     with FileLock(folder.with_name(f".{folder.name}.lock")):
         if state_of(folder) != "finished":
             words = words_of(folder, arguments)
             print(f"start   {folder.name}", flush=True)
             status, how = spawn([*PROGRAM, *words], log), "finished"
-        if summary := Run(folder, 0).summary:  # also if it diverged, which ends with a status of its own
-            found = summary.get("diverged") or figures(summary, "final_val_")
-            print(f"done    {folder.name} {how}: {found}, {clock(summary['seconds'])}", flush=True)
-            return summary["final_val_loss"]
-        lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
-        message = next((line.strip() for line in reversed(lines) if line.strip()), f"ended with status {status}")
-        write_json(folder / FAILURE, {"status": status, "message": message})
-    print(f"FAILED  {folder.name}: {message} (status {status}, {log})", flush=True)
-    return math.nan
+            if state_of(folder) != "finished":  # a run that diverged is finished, with a status of its own
+                lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").split("\n")]
+                message = next(filter(None, reversed(lines)), f"ended with status {status}")
+                write_json(folder / FAILURE, {"status": status, "message": message})
+                return print(f"FAILED  {folder.name}: {message} (status {status}, {log})", flush=True)
+        summary = Run(folder, 0).summary
+    found = summary.get("diverged") or figures(summary, "final_val_")
+    print(f"done    {folder.name} {how}: {found}, {clock(summary['seconds'])}", flush=True)
 
 
 def words_of(folder: Path, arguments: Sequence[str]) -> list[str]:

@@ -26,7 +26,6 @@ VERDICTS: dict[str, dict[str, Any]] = {  # -> color and marker; a triangle point
     EQUAL: {"color": "#009e73", "marker": "D"},
     UNCLEAR: {"color": "0.4", "marker": "o"},
 }
-NO_VERDICT: dict[str, Any] = {"color": "0.4", "marker": "o", "mfc": "white"}
 WIDTH, DPI = 4.6, 200  # inches: legible on a phone, where it is 3.5 inches wide, whose pixels are small
 ROW, LINE = 0.17, 34  # inches of a line of text; characters of a line of a label
 MAX_LOSS_RATIO = 2.5  # largest loss shown / median loss: a diverged run does not squeeze the others
@@ -67,9 +66,8 @@ def plot_differences(sweep: Sweep, losses: Losses, comparisons: Mapping[str, Com
     axes = figure.subplots()
     for row, (label, each) in enumerate(shown.items()):
         bar = None if each.difference.low is None else each.difference.half_width
-        style = VERDICTS.get(each.verdict, NO_VERDICT)
-        named = each.verdict if each.verdict in VERDICTS else None
-        axes.errorbar(each.difference.mean, -row, xerr=bar, ls="none", ms=7, capsize=4, lw=2, label=named, **style)
+        style = VERDICTS.get(each.verdict, VERDICTS[UNCLEAR]) | {"ms": 7, "capsize": 4, "lw": 2, "label": each.verdict}
+        axes.errorbar(each.difference.mean, -row, xerr=bar, ls="none", **style)
         seeds = losses.by_seed[labels.index(label)] - reference
         axes.plot(seeds, np.where(np.isfinite(seeds), -row - 0.2, np.nan), "|", ms=5, color="0.4")
     axes.axvline(0, color="black", lw=1, zorder=0)
@@ -130,11 +128,9 @@ def new_figure(height: float) -> "Figure":
 def add_legend(figure: "Figure", lines: Mapping[str, Any]) -> None:
     """A sample of each line with its label, in additional rows below the axes."""
     names = [wrapped(label, 56) for label in lines]
-    columns = max(1, min(len(names), 60 // (max(map(len, names), default=0) + 8)))
-    rows = sum(name.count("\n") + 1 for name in names) / columns
-    figure.set_figheight(figure.get_figheight() + ROW * math.ceil(rows))
+    figure.set_figheight(figure.get_figheight() + ROW * sum(name.count("\n") + 1 for name in names))
     if names:
-        figure.legend([*lines.values()], names, loc="outside lower center", ncols=columns, fontsize=8, frameon=False)
+        figure.legend([*lines.values()], names, loc="outside lower center", fontsize=8, frameon=False)
 
 
 def wrapped(label: str, width: int = LINE) -> str:

@@ -16,7 +16,7 @@ from tril.data.settings import flatten
 from tril.model import runs
 from tril.model.atomic_files import reading
 from tril.model.intervals import Interval, mean_interval
-from tril.model.runs import FAILURE, SETTINGS, SWEEP, state_of
+from tril.model.runs import FAILURE, METRICS, SETTINGS, SWEEP, state_of
 
 NO_VARIANT = ("seed", "output_dir", "resume", "sweep", "callbacks", "logger")  # settings that do not define a variant
 LOSSES = ("final_val_loss", "final_val_bpb", "best_val_loss", "best_val_bpb")
@@ -156,8 +156,6 @@ def read_sweep(folder: str | Path, baseline: str | None = None) -> Sweep:
         ValueError: a damaged file, or a baseline that is not a variant.
     """
     folder = Path(folder)
-    if not folder.is_dir():
-        raise FileNotFoundError(f"{folder} is not a folder; name a sweep's, below multirun/")
     launches = read_launches(folder)
     with reading(folder / SWEEP):
         swept = [str(key) for launch in launches[:1] for key in launch["swept"]]
@@ -165,7 +163,7 @@ def read_sweep(folder: str | Path, baseline: str | None = None) -> Sweep:
         members = [Run(folder / x["folder"], int(x["seed"]), {key: x["values"][key] for key in swept}) for x in planned]
     members = members or discovered_runs(folder)
     if not members:
-        raise FileNotFoundError(f"{folder} has neither {SWEEP} nor a run with {SETTINGS}; name a sweep's folder")
+        raise FileNotFoundError(f"{folder} has neither {SWEEP} nor runs; name a sweep's folder, below multirun/")
     groups: dict[str, list[Run]] = {}
     for run in members:
         groups.setdefault(text_of(run.values), []).append(run)
@@ -192,22 +190,22 @@ def planned_runs(launches: Sequence[dict]) -> dict[str, dict]:
 
 
 def discovered_runs(folder: Path) -> list[Run]:
-    """The runs with a config.yaml below the folder, in the order of the values in which they differ.
+    """The runs below the folder, in the order of the values in which they differ.
 
     Of two runs of one variant and seed, the newest finished one counts, or the newest if none is finished.
     """
-    found: dict[Path, dict] = {}  # folder of a run -> settings
-    for path in sorted(folder.rglob(SETTINGS), key=lambda path: (len(path.parts), path)):
-        if not any(path.is_relative_to(run) for run in found):  # else a logger's, within a run
-            settings = runs.read_settings(path)
-            if isinstance(settings.get("seed"), int) and "model" in settings:  # not a file of something else
-                found[path.parent] = flatten(settings)
+    paths = [path for path in sorted(folder.rglob(SETTINGS)) if (path.parent / METRICS).is_file()]  # not of a logger
+    found = {path.parent: flatten(runs.read_settings(path)) for path in paths}
     texts: dict[str, set[str]] = {}
     for settings in found.values():
         for key, value in settings.items():
             texts.setdefault(key, set()).add(text_of(value))
     keys = [key for key in texts if key.partition(".")[0] not in NO_VARIANT and len(texts[key]) > 1]
-    members = [Run(each, x["seed"], {key: x.get(key) for key in keys}) for each, x in found.items()]
+    members = [
+        Run(each, seed, {key: x.get(key) for key in keys})
+        for each, x in found.items()
+        if isinstance(seed := x.get("seed"), int)
+    ]
     members.sort(key=lambda run: (run.state == "finished", (run.folder / SETTINGS).stat().st_mtime_ns))
     counted = {(run.seed, text_of(run.values)): run for run in members}.values()  # the last one of each
     return sorted(counted, key=lambda run: [*map(_order, run.values.values())])
