@@ -165,15 +165,13 @@ def folder_name(values: Mapping[str, object]) -> str:
     return clean if clean == text else f"{clean}-{sha256(text.encode()).hexdigest()[:8]}"
 
 
-def grid_table(runs: Sequence[Mapping[str, Any]], states: Sequence[str]) -> str:
-    """One line for each variant: seeds, sizes, and the states of its runs."""
-    variants: dict[str, list[tuple[Mapping[str, Any], str]]] = {}
-    for run, state in zip(runs, states, strict=True):
-        variants.setdefault(label_of(run["values"]), []).append((run, state))
-    lines = [["", "seeds", "parameters", "MFLOP per token", "so far"]]
+def grid_table(runs: Sequence[Mapping[str, Any]]) -> str:
+    """One line for each variant: its seeds and sizes."""
+    variants: dict[str, list[Mapping[str, Any]]] = {}
+    for run in runs:
+        variants.setdefault(label_of(run["values"]), []).append(run)
+    lines = [["", "seeds", "parameters", "MFLOP per token"]]
     for label, members in variants.items():
-        run, ended = members[0][0], Counter(state for _, state in members if state != "not started")
-        row = [label, ",".join(str(run["seed"]) for run, _ in members)]
-        row += [f"{run['parameters']:,}", f"{run['flops_per_token'] / 1e6:,.1f}"]
-        lines.append([*row, ", ".join(f"{n} {state}" for state, n in sorted(ended.items()))])
-    return markdown_table(lines, text_columns=(0, 4))
+        sizes = [f"{members[0]['parameters']:,}", f"{members[0]['flops_per_token'] / 1e6:,.1f}"]
+        lines.append([label, ",".join(str(run["seed"]) for run in members), *sizes])
+    return markdown_table(lines)

@@ -67,10 +67,8 @@ def run_grid(words: Sequence[str]) -> None:
     runs, swept = grid.plan(combinations, skip_invalid=bool(base.settings["sweep"]["skip_invalid"]))
     with user_errors():
         folder = record_launch(runs, swept, chosen=str(of_hydra[FOLDER].value()) if FOLDER in of_hydra else None)
-    states = [state_of(folder / run["folder"]) for run in runs]
-    left = [run["folder"] for run, state in zip(runs, states, strict=True) if state != "finished"]
-    counts = f"{len(left)} of {len(runs)} runs to train"
-    print(f"{grid.grid_table(runs, states)}\n\nfolder  {folder}\n{counts}\n", flush=True)
+    left = [run["folder"] for run in runs if state_of(folder / run["folder"]) != "finished"]
+    print(f"{grid.grid_table(runs)}\n\nfolder  {folder}\n{len(left)} of {len(runs)} runs to train\n", flush=True)
     if left:
         places = [f"{FOLDER}={quoted(str(folder.absolute()))}", "hydra.sweep.subdir=."]
         jobs = f"+run={','.join(map(quoted, left))}"
@@ -190,10 +188,8 @@ def finish(folder: Path) -> None:
 
     states = {name: state_of(folder / name) for name in planned_runs(read_launches(folder))}
     missing = [f"{name} ({state})" for name, state in states.items() if state != "finished"]
-    try:
+    with user_errors():
         comparison = read_report(folder).shown()
-    except ValueError as error:  # a damaged file
-        comparison = f"no comparison: {error}"
     finished = f"{len(states) - len(missing)} of {len(states)} runs are finished"
     print(f"\n{comparison}\n\n{finished}; {shell_command('report', f'dir={folder}')}", flush=True)
     if missing:

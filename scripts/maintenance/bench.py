@@ -9,8 +9,6 @@ median, the smallest and the largest value, and the median ratio to the first ro
 """
 
 import argparse
-import os
-import platform
 import re
 import shlex
 import statistics
@@ -19,7 +17,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -56,11 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (UserError, OSError) as error:
         fail(error)
     assert (hardware := config.hardware) is not None
-    load = f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
-    print(f"{hardware.device_name}, {torch.get_num_threads()} threads, {hardware.precision}; {load}")
-    versions = f"torch {torch.__version__}, Python {platform.python_version()}, code {code_sha256()[:12]}"
-    print(f"{versions}, {datetime.now():%F %R}")
-    print(f"\ntokens/s\n{table(values)}")
+    machine = f"{hardware.device_name}, {torch.get_num_threads()} threads, {hardware.precision}"
+    print(f"{machine}, torch {torch.__version__}, code {code_sha256()[:12]}\n\ntokens/s\n{table(values)}")
 
 
 def interleave(tasks: Tasks, repeats: int) -> dict[str, list[float]]:

@@ -26,13 +26,6 @@ from tril.model.runs import Run
 
 MINUTES = 9.0
 COMPILE = ("false", "true", "regional", "reduce-overhead")  # the last one needs CUDA
-BASE = (  # GPT-2 124M's shape, with 0.5 M tokens a step
-    "model=base",
-    "model.vocab_size=50304",
-    "data.batch_size=64",
-    "data.double_length_at=[]",
-    "trainer.accumulate_grad_batches=8",
-)
 SMALL = (  # every part in seconds on a CPU
     "model.n_layers=1",
     "model.dim=32",
@@ -71,7 +64,8 @@ def parts(folder: Path, device: str, nanogpt: str | None, *, small: bool) -> Ite
         yield training(f"compile={value}", f"compile={value}")
         if value != "false":
             yield training(f"compile={value}, again", f"compile={value}")
-    yield training("124M", *BASE, "compile=true", steps=2 if small else 24)
+    shape = ("experiment=gpt2_124m", "optim.schedule.warmup_steps=0", "compile=true")  # 0.5 M tokens a step
+    yield training("124M", *shape, steps=2 if small else 24)
     checked = [f"ckpt={folder / 'compile=false'}", f"device={device}", "budget_seconds=10", f"out={folder}"]
     verdict = lambda output: json.loads((folder / "causality.json").read_text())["verdict"]  # noqa: E731
     yield "certificate", ["tril.scripts.certify", *checked], verdict
@@ -107,21 +101,6 @@ def rows(output: str) -> str:
     return "; ".join(" ".join(line.split()) for line in output.rpartition("ratio\n")[2].splitlines())
 
 
-def measure(part: Part, seconds: float, environment: dict[str, str]) -> str:
-    """The result of a part, or why there is none.
-
-    Args:
-        seconds: after which it is stopped.
-    """
-    _, words, result = part
-    command = [sys.executable, "-m", *words]
-    try:
-        done = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8", timeout=max(seconds, 0))
-    except subprocess.TimeoutExpired:
-        return "no time left"
-    return result(done.stdout) if done.returncode == 0 else f"FAILED: {last_line(done.stdout + done.stderr)}"
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
@@ -131,9 +110,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     results = {}
     with tempfile.TemporaryDirectory() as folder:
         empty = os.environ | {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/compiled"}  # each mode has its own code
-        for part in parts(Path(folder), options.device, options.nanogpt, small=options.small):
-            results[part[0]] = measure(part, end - time.monotonic(), empty)
-            print(f"{part[0]}: {results[part[0]]}", file=sys.stderr, flush=True)
+        for name, words, result in parts(Path(folder), options.device, options.nanogpt, small=options.small):
+            command, left = [sys.executable, "-m", *words], max(end - time.monotonic(), 0)
+            try:
+                done = subprocess.run(command, env=empty, capture_output=True, encoding="utf-8", timeout=left)
+                failed = f"FAILED: {last_line(done.stdout + done.stderr)}"
+                results[name] = failed if done.returncode else result(done.stdout)
+            except subprocess.TimeoutExpired:
+                results[name] = "no time left"
+            print(f"{name}: {results[name]}", file=sys.stderr, flush=True)
     print("| part | result |", "|---|---|", *(f"| {name} | {result} |" for name, result in results.items()), sep="\n")
 
 

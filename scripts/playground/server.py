@@ -44,8 +44,6 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-store",
 }
-MAX_PROMPT = 20_000  # characters
-SAMPLING = ("max_new_tokens", "seed", "temperature", "top_k", "top_p", "repetition_penalty")
 
 
 @pydantic.dataclasses.dataclass(frozen=True, config=strict_settings())
@@ -90,8 +88,8 @@ class PlayModel:
         from tril.model.heads.live import live_tokens, prompt_tokens
 
         gate = head_gate(self.lm.config, settings.remove_heads) if settings.remove_heads else None
-        options = {name: getattr(settings, name) for name in SAMPLING}
-        tokens = live_tokens(self.lm, settings.prompt, head_gate=gate, **options)
+        options = {key: value for key, value in vars(settings).items() if key not in ("model", "remove_heads")}
+        tokens = live_tokens(self.lm, head_gate=gate, **options)
         return [{"name": name, "text": text} for name, text in prompt_tokens(self.lm, settings.prompt)], tokens
 
     def encoded(self, token: "LiveToken") -> dict[str, Any]:
@@ -130,8 +128,6 @@ def create_server(models: Sequence[PlayModel], prompt: str = "") -> "uvicorn.Ser
             settings = build(Generation, dict(await request.json()))
             if settings.model >= len(models):
                 raise ValueError(f"model={settings.model} must be below the number of models, {len(models)}")
-            if (n := len(settings.prompt)) > MAX_PROMPT:
-                raise ValueError(f"the prompt has {n} characters; use at most {MAX_PROMPT}")
             model = models[settings.model]
             given, tokens = model.start(settings)
         except (ValueError, TypeError, RecursionError) as error:

@@ -24,7 +24,6 @@ SAMPLING = {"max_new_tokens": 6, "temperature": 0.8, "top_k": 50, "top_p": None,
 REQUEST = {"model": 0, "prompt": "def ", "remove_heads": [], **SAMPLING}
 REFUSED = [  # values of a request, its headers, and a part of the answer
     ({"max_new_tokens": 501}, {}, "max_new_tokens=501 must be less than or equal to 500"),
-    ({"prompt": "x" * 20_001}, {}, "the prompt has 20001 characters; use at most 20000"),
     ({"prompt": "\udc80"}, {}, "'utf-8' codec can't encode character"),
     ({"remove_heads": ["L0H4"]}, {}, "the model has no head 'L0H4'; with 2 layers of 4 heads, use L0H0 to L1H3"),
     ({"model": 2}, {}, "model=2 must be below the number of models, 2"),
