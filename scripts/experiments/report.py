@@ -193,8 +193,8 @@ class Report:
         if self.losses.comparable and self.losses.unit == BITS:
             yield "The finished runs differ in their tokenizer or training text, so they are compared by bits per byte."
         if parts := {partial_validation(summary.get("val_windows")) for summary in summaries} - {None}:
-            scored = " or ".join(sorted(map(str, parts)))
-            yield f"trainer.limit_val_batches shortened the validation part: the losses are those of {scored}."
+            scored = f"The losses are those of {' or '.join(sorted(map(str, parts)))} of the validation part"
+            yield f"{scored}, to which trainer.limit_val_batches shortened it."
         if leaks := sum("LEAK" in str(summary.get("causality")) for summary in summaries):
             yield f"The losses of {plural(leaks, 'finished run')} are invalid: the model sees the tokens it predicts."
 
