@@ -1,7 +1,7 @@
 """What the heads of a trained model do, and how the loss changes without them:  tril heads ckpt=latest
 
-Removes every head alone, scores what each attends to, and draws the attention maps of a text. The table goes to stdout;
-heads.csv, the picture heads.png and the page attention.html go to a folder.
+Removes every head alone and then one after another, scores what each attends to, and draws the attention maps of a
+text. The table goes to stdout; heads.csv, removal.csv, heads.png and the page attention.html go to a folder.
 
 All of that describes one trained model. For a configuration, name a sweep with several seeds:  tril heads
 dir=multirun/NAME  removes the heads of each run and averages over seeds what is comparable.

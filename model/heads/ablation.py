@@ -1,4 +1,4 @@
-"""How much the loss rises without each head: removed one at a time. Its output is set to zero.
+"""How much the loss rises without each head: removed one at a time, and one after another. Its output is set to zero.
 
 Letters: G clusters of targets (documents), V variants of a model, S seeds, L layers, H heads.
 """
@@ -60,27 +60,63 @@ class Ablation:
         """The mean loss of the whole model, in nats per token."""
         return self.clusters.mean(self.whole).mean
 
+    def compare(self, sums: Tensor) -> list[Comparison]:
+        """The model without some heads, whose losses have the sums (N, G), compared with the whole one."""
+        return _compare(self.clusters, torch.cat([self.whole[None], sums])[:, None], of_models=True)
+
     def rows(self) -> list[dict[str, Any]]:
         """The change of the loss without each head, by layer; the intervals of all heads hold together."""
-        sums = torch.cat([self.whole[None], self.single.flatten(0, 1)])  # (1 + L*H, G)
-        changes = _compare(self.clusters, sums[:, None], of_models=True)
-        heads = np.ndindex(*self.single.shape[:2])
+        changes, heads = self.compare(self.single.flatten(0, 1)), np.ndindex(*self.single.shape[:2])
         return [{"head": head_name(head), **change_row(change)} for head, change in zip(heads, changes, strict=True)]
 
 
 def ablate(model: GPT, text: TokenWindows, clusters: TextClusters) -> Ablation:
-    """Removes every head alone, in evaluation mode; the model stays unchanged. A terminal shows the time left.
-
-    Each removal is a full forward pass over the text whose gate is 0 at the removed head. Starting at the layer of the
-    removed head, as the layers below it keep their outputs, would save about half of the time.
+    """Removes every head alone.
 
     Args:
         clusters: of the targets of `text`.
     """
     shape = (model.config.n_layers, model.config.n_heads)
-    n_heads, first = math.prod(shape), 0
-    gates = torch.cat([torch.ones(1, n_heads), 1 - torch.eye(n_heads)]).unflatten(1, shape)  # (1 + L*H, L, H)
-    sums = torch.zeros(len(gates), len(clusters.targets), dtype=torch.float64)
+    n_heads = math.prod(shape)
+    gates = torch.cat([torch.ones(1, n_heads), 1 - torch.eye(n_heads)])  # (1 + L*H, L*H)
+    whole, *single = losses_without(model, text, clusters, gates.unflatten(1, shape))
+    return Ablation(clusters, whole, torch.stack(single).unflatten(0, shape))
+
+
+def remove_in_turn(model: GPT, text: TokenWindows, ablation: Ablation) -> list[dict[str, Any]]:
+    """Removes one head after another, the least important first: heads that replace each other matter only together.
+
+    Args:
+        ablation: of the model on `text`.
+
+    Returns:
+        A row for each number of removed heads, from 1 on; the intervals of all rows hold together.
+    """
+    shape = ablation.single.shape[:2]
+    order = ablation.single.sum(-1).flatten().argsort(stable=True)  # (L*H,)
+    removed = order[:, None] == torch.arange(len(order))  # (L*H, L*H): row n removes one head
+    gates = 1 - removed.cumsum(0).float()
+    changes = ablation.compare(losses_without(model, text, ablation.clusters, gates.unflatten(1, shape)))
+    rows = []
+    for number, (head, change) in enumerate(zip(order.tolist(), changes, strict=True), 1):
+        name, loss = head_name(divmod(head, shape[1])), ablation.loss + change.difference.mean
+        rows.append({"n_removed": number, "removed_last": name, "loss": loss, **change_row(change)})
+    return rows
+
+
+def losses_without(model: GPT, text: TokenWindows, clusters: TextClusters, gates: Tensor) -> Tensor:
+    """The losses of each cluster without some heads, in evaluation mode; the model stays unchanged.
+
+    Each row is a full forward pass over the text. Starting at the layer of the first removed head, as the layers below
+    it keep their outputs, would save about half of the time. A terminal shows the time left.
+
+    Args:
+        gates: (N, L, H), 0 for the heads that a row removes, and 1 for others.
+
+    Returns:
+        Sums in nats, (N, G) float64.
+    """
+    sums, first = torch.zeros(len(gates), len(clusters.targets), dtype=torch.float64), 0
     bar = tqdm(total=len(gates) * len(text.ids), desc="removing heads", unit=" windows", **PROGRESS)
     with inference(model), bar:
         for ids, targets, options in text.batches(model.embed.weight.device):
@@ -89,7 +125,7 @@ def ablate(model: GPT, text: TokenWindows, clusters: TextClusters) -> Ablation:
                 sums[row] += clusters.sums(nll, first)
                 bar.update(len(ids))
             first += len(ids)
-    return Ablation(clusters, sums[0], sums[1:].unflatten(0, shape))
+    return sums
 
 
 def average(ablations: Sequence[Ablation]) -> dict[str, Comparison]:

@@ -1,6 +1,6 @@
-"""The picture of a model's heads: the loss without each, and the scores over the steps of its run."""
+"""The picture of a model's heads: the loss without one and without several, and the scores over the steps of a run."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,24 +16,29 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 DPI = 130
+MAX_ANNOTATED = 24  # heads whose names fit along a curve
 OVER_TIME = [["previous", "first"], ["self", "induction"], ["entropy", "distance"], ["losses", "legend"]]
 
 
-def plot_heads(path: str | Path, ablation: Ablation, records: "DataFrame | None" = None) -> None:
-    """PNG: the loss without each head, and the scores of every head over the steps.
+def plot_heads(
+    path: str | Path, ablation: Ablation, removal: Sequence[Mapping[str, Any]], records: "DataFrame | None" = None
+) -> None:
+    """PNG: the loss without each head, without more and more heads, and the scores of every head over the steps.
 
     Args:
+        removal: see `ablation.remove_in_turn`.
         records: see `records.read_records`; None: the run has none.
     """
     from matplotlib.figure import Figure  # not pyplot, which may look for a display
 
     n_layers, n_heads = ablation.single.shape[:2]
-    panels: Any = [["alone", "alone"], *([] if records is None else OVER_TIME)]
+    panels: Any = [["alone", "in turn"], *([] if records is None else OVER_TIME)]
     heights = [max(4.0, 0.6 * n_layers + 1.2), *[3.0] * (len(panels) - 1)]
-    size = (max(6.0 if records is None else 12.0, 0.8 * n_heads + 1.5), sum(heights))  # in inches
+    size = (2 * max(6.0, 0.8 * n_heads + 1.5), sum(heights))  # in inches
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplot_mosaic(panels, height_ratios=heights)
     draw_ablation(axes["alone"], ablation)
+    draw_removal(axes["in turn"], ablation.loss, removal)
     if records is not None:
         draw_records(axes, records)
     Path(path).unlink(missing_ok=True)  # perhaps a link to another place
@@ -57,6 +62,21 @@ def draw_ablation(axes: "Axes", ablation: Ablation) -> None:
     axes.set_title(title, fontsize=10)
     axes.set(xlabel="head", ylabel="layer", xticks=range(n_heads), yticks=range(n_layers))
     axes.figure.colorbar(image, ax=axes, label="rise of the loss, nats per token", pad=0.02)
+
+
+def draw_removal(axes: "Axes", whole: float, rows: Sequence[Mapping[str, Any]]) -> None:
+    """The loss with more and more heads removed, the least important first, with the paired interval as a band."""
+    numbers = [row["n_removed"] for row in rows]
+    axes.plot(numbers, [row["loss"] for row in rows], marker="o", ms=3)
+    axes.fill_between(numbers, *([whole + row[end] for row in rows] for end in ("low", "high")), alpha=0.2, lw=0)
+    for row in rows if len(rows) <= MAX_ANNOTATED else []:
+        at = (row["n_removed"], row["loss"])
+        axes.annotate(row["removed_last"], at, (0, 6), textcoords="offset points", ha="center", fontsize=7)
+    axes.axhline(whole, color="grey", ls="--", lw=1)
+    axes.margins(y=0.15)
+    axes.set_title("Heads removed one after another, the least important first\ndashed: the whole model", fontsize=10)
+    axes.set(xlabel="heads removed", ylabel="loss, nats per token")
+    axes.locator_params(axis="x", integer=True)
 
 
 def draw_records(panels: "Mapping[str, Axes]", records: "DataFrame") -> None:

@@ -17,7 +17,7 @@ from tril.model.evaluation.evaluate import text_of_run
 from tril.model.formats import csv_text, markdown_table, plural, shell_command
 from tril.model.generation.generate import inference
 from tril.model.generation.language_model import LanguageModel
-from tril.model.heads.ablation import ablate, average, change_row
+from tril.model.heads.ablation import ablate, average, change_row, remove_in_turn
 from tril.model.heads.attention_maps import TokenWindows, attention_maps
 from tril.model.heads.head_plots import plot_heads
 from tril.model.heads.page import write_page
@@ -66,11 +66,12 @@ def describe_model(path: Path, windows: int, prompt: str | None, seed: int, out:
     print(f"{path} on {device}: {len(text.ids)} windows of {text.ids.shape[1]} tokens", file=sys.stderr, flush=True)
     ablation = ablate(lm.model, text, clusters)
     scores = score_heads(lm.model, text, alphabet=alphabet_of(lm.tokenizer, lm.eot_id), seed=seed)
+    removal = remove_in_turn(lm.model, text, ablation)
     heads, counts = ablation.rows(), clusters.counts()
     for row, head in zip(heads, names, strict=True):
         row.update({name: values[head].item() for name, values in scores.heads.items()})
     uniform = {"head": UNIFORM, **scores.uniform}
-    files = "heads.png, attention.html, heads.csv"
+    files = "heads.png, attention.html, heads.csv, removal.csv"
     lines = [["head", "change of the loss", "the model is then", *SCORES]]
     for row in sorted(heads, key=lambda row: -row["change"]):
         effect = f"{row['change']:+.4f} ± {row['high'] - row['change']:.4f}"
@@ -86,7 +87,8 @@ def describe_model(path: Path, windows: int, prompt: str | None, seed: int, out:
     parts = [in_words(heads, scores.uniform), explained, markdown_table(lines, (0, 2)), scope, f"{folder}: {files}"]
     with printed_too("\n\n".join(parts)):
         write_text(folder / "heads.csv", csv_text([*(row | counts for row in heads), uniform]))
-        plot_heads(folder / "heads.png", ablation, records)
+        write_text(folder / "removal.csv", csv_text(row | counts for row in removal))
+        plot_heads(folder / "heads.png", ablation, removal, records)
         ids = torch.tensor([shown], device=lm.model.embed.weight.device)  # (1, T)
         options = document_options(ids, text.document_eot)
         maps = attention_maps(lm.model, ids, **options)[:, 0].cpu()  # (L, H, T, T)

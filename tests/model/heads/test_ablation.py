@@ -64,13 +64,21 @@ def test_the_losses_without_heads_are_those_of_full_passes_by_document(shape, do
     assert ablation.whole.tolist() == pytest.approx(whole, abs=1e-4)
     assert ablation.loss == pytest.approx(whole.sum() / sizes.sum())
 
-    for head, row in zip(all_heads(model.config), ablation.rows(), strict=True):
-        without = by_document(model, text, [head])
-        assert ablation.single[head].tolist() == pytest.approx(without, abs=1e-4)
+    def check(row, without, name):
         expected = clustered_mean(without - whole, sizes).interval(1 - 0.05 / 8)
         values = [getattr(expected, end) for end in ("mean", "low", "high")]
         assert [row[end] for end in ("change", "low", "high")] == pytest.approx(values, abs=1e-6)
-        assert row["head"] == head_name(head) and (row["verdict"] == UNCLEAR) == (expected.low < 0 < expected.high)
+        assert name in row.values() and (row["verdict"] == UNCLEAR) == (expected.low < 0 < expected.high)
+
+    for head, row in zip(all_heads(model.config), ablation.rows(), strict=True):
+        without = by_document(model, text, [head])
+        assert ablation.single[head].tolist() == pytest.approx(without, abs=1e-4)
+        check(row, without, head_name(head))
+    order = sorted(all_heads(model.config), key=lambda head: ablation.single[head].sum().item())
+    for n, row in enumerate(subject.remove_in_turn(model, text, ablation), 1):
+        check(row, by_document(model, text, order[:n]), head_name(order[n - 1]))
+        assert row["n_removed"] == n and row["loss"] == pytest.approx(ablation.loss + row["change"])
+    assert n == len(order)
 
 
 def test_the_model_is_unchanged_and_a_head_without_output_changes_nothing():
@@ -100,10 +108,12 @@ def test_the_figures_draw_each_head_where_it_belongs(monkeypatch, tmp_path):
     heads = [f"L{n // 4}H{n % 4}" for n in range(8)]
     columns = pd.MultiIndex.from_product([(*SCORES, *COPY_LOSSES), (*heads, "uniform")])
     records = pd.DataFrame(np.random.default_rng(0).random((3, len(columns))), [0, 1, 9], columns)
-    plot_heads(tmp_path / "a.png", ablation, records)
+    removal = subject.remove_in_turn(model, text, ablation)
+    plot_heads(tmp_path / "a.png", ablation, removal, records)
     [picture], rises = drawn, [row["change"] for row in ablation.rows()]
     panels = {axes.get_label(): axes for axes in picture.axes}
     assert np.array_equal(panels["alone"].images[0].get_array().flatten(), rises)
+    assert list(panels["in turn"].lines[0].get_ydata()) == [row["loss"] for row in removal]
     for line, head in zip(panels["induction"].lines, ["uniform", *heads], strict=True):
         assert list(line.get_ydata()) == list(records["induction", head])
     legend = [text.get_text() for text in panels["legend"].get_legend().get_texts()]
