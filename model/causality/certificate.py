@@ -7,7 +7,7 @@ import contextlib
 import platform
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -44,7 +44,19 @@ MAX_PAIRS = 1 << 20  # of ids
 
 
 def certify(
-    model: Callable[..., Any], *, tokens: Tensor | None = None, budget_seconds: float = 5.0, **arguments: Any
+    model: Callable[..., Any],
+    *,
+    vocab_size: int | None = None,
+    context_length: int | None = None,
+    expected: Callable[[int], Tensor] | Tensor | None = None,
+    receptive_field: int | None = None,
+    special_ids: Sequence[int] = (),
+    tokens: Tensor | None = None,
+    arguments: Mapping[str, Any] | None = None,
+    batch_size: int | None = None,
+    device: str | torch.device | None = None,
+    budget_seconds: float = 5.0,
+    name: str | None = None,
 ) -> "Certificate":
     """Tests that no output of a model depends on the future, and measures how much of its past it uses.
 
@@ -53,11 +65,20 @@ def certify(
     Args:
         model: an `nn.Module` or a function from ids (B, T) int64 to logits (B, T, V); the logits may also be the first
             element of a tuple, or the entry or attribute `logits`.
+        vocab_size: V; None: that of `model.config`.
+        context_length: largest T; None: that of `model.config`.
+        expected: what each output may see, as a function of T or as a matrix for the largest T; None: its own position
+            and all before.
+        receptive_field: number of positions before its own that each output depends on, no more and no fewer; None: the
+            certificate states it.
+        special_ids: ids that have a meaning of their own, such as end-of-text; texts contain them more often.
         tokens: a text (N,) of the model, whose passages are tested too; random texts miss rare combinations.
+        arguments: further arguments of every call of the model.
+        batch_size: B, for a model that takes no other; None: any.
+        device: None: that of the parameters, else the CPU.
         budget_seconds: of the whole certificate. The checks at the full context always run, however long they take;
             further lengths, positions, ids and states follow until the time is over.
-        arguments: what the model takes and what it may see, such as vocab_size and context_length: the arguments of
-            `tril.model.causality.interface.as_model`.
+        name: of the model in the certificate; None: its class or function.
 
     Returns:
         The certificate; `passed` is the verdict, `failures` are the failed results, `str()` is all of it as text.
@@ -65,7 +86,18 @@ def certify(
     Raises:
         ValueError: invalid arguments. `ModelError`, a ValueError: the model raises an exception, or returns no logits.
     """
-    subject = subject_of(model, **arguments)
+    subject = subject_of(
+        model,
+        vocab_size=vocab_size,
+        context_length=context_length,
+        expected=expected,
+        receptive_field=receptive_field,
+        special_ids=special_ids,
+        arguments=arguments,
+        batch_size=batch_size,
+        device=device,
+        name=name,
+    )
     if tokens is not None:
         tokens = tokens.cpu().long()
         if tokens.dim() != 1 or not len(tokens) or not 0 <= tokens.min() <= tokens.max() < subject.vocab_size:

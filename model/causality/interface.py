@@ -41,21 +41,7 @@ def as_model(
     device: str | torch.device | None = None,
     name: str | None = None,
 ) -> Model:
-    """A `Model` of a module, which is copied, or of a function.
-
-    Args:
-        model: as in `certify`.
-        vocab_size: V; None: that of `model.config`.
-        context_length: largest T; None: that of `model.config`.
-        expected: what each output may see, as a function of T or as a matrix for the largest T; None: its own position
-            and all before.
-        receptive_field: number of positions before its own that each output depends on, no more and no fewer; None: the
-            certificate states it.
-        special_ids: ids that have a meaning of their own, such as end-of-text; texts contain them more often.
-        arguments: further arguments of every call of the model.
-        batch_size: B, for a model that takes no other; None: any.
-        device: None: that of the parameters, else the CPU.
-        name: of the model in the certificate; None: its class or function.
+    """A `Model` of a module, which is copied, or of a function; arguments as in `certify`.
 
     Raises:
         ValueError: invalid arguments.
