@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tril.model.checkpoint import Checkpoint
     from tril.model.config import GPTConfig
     from tril.model.generation.language_model import LanguageModel
+    from tril.model.gpt import GPT
 
 HF, NANOGPT = "hf:", "nanogpt:"  # before a folder or name of Hugging Face, and before a ckpt.pt of nanoGPT
 
@@ -93,17 +94,36 @@ def keep_tokenizer(text: str) -> Path:
 def model_settings(
     chosen: Mapping[str, Any], config: "GPTConfig", given: Mapping[str, str], source: str
 ) -> dict[str, Any]:
-    """The config of the source, with dropout and backend as they are chosen.
+    """The config of the source, with dropout, backend and a larger vocabulary as they are chosen.
 
     Args:
         chosen: the settings below `model:`.
 
     Raises:
-        ValueError: other settings of the model are given.
+        ValueError: other settings of the model are given, or a vocabulary that is too small.
     """
-    may_change = [f"model.{name}" for name in FOR_TRAINING]
+    may_change = [f"model.{name}" for name in (*FOR_TRAINING, "vocab_size")]
     if fixed := [f"{key}={given[key]}" for key in given if key.partition(".")[0] == "model" and key not in may_change]:
         raise ValueError(f"init_from={source} takes over the whole model; leave out {', '.join(fixed)}")
+    vocab_size = chosen["vocab_size"] or config.vocab_size
+    if vocab_size < config.vocab_size:
+        raise ValueError(f"model.vocab_size={vocab_size} must be at least {config.vocab_size}, as in {source}")
     default = defaults(type(config))
     changed = {name: chosen[name] for name in FOR_TRAINING if chosen[name] != default[name] or f"model.{name}" in given}
-    return config.to_dict() | changed
+    return config.to_dict() | changed | {"vocab_size": vocab_size}
+
+
+def load_weights(lm: "LanguageModel", model: "GPT") -> None:
+    """Copies the weights. New rows of the embedding and of the head are the mean of the rows that tokens have.
+
+    Thus the logit of a new row is the mean of the others, and its probability at most the mean probability; a row of
+    random values could get most of it (Hewitt 2021, "Initializing New Word Embeddings for Pretrained Language Models").
+    """
+    import torch
+
+    state = lm.model.state_dict()
+    for name, weight in model.state_dict().items():
+        if weight.shape != state[name].shape:
+            mean = state[name][: lm.n_ids].mean(0, keepdim=True)  # (1, C)
+            state[name] = torch.cat([state[name], mean.expand(len(weight) - len(state[name]), -1)])  # (V, C)
+    model.load_state_dict(state)
