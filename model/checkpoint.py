@@ -12,6 +12,7 @@ import functools
 import hashlib
 import math
 import pickletools
+import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import field, fields
@@ -218,6 +219,15 @@ def code_sha256() -> str:
     for path in sorted({path for pattern in SOURCES for path in PACKAGE.glob(pattern)}):
         content.update(path.relative_to(PACKAGE).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     return content.hexdigest()
+
+
+def code_version() -> str:
+    """The commit of this checkout, with "+" if tracked files differ; without one, the start of `code_sha256`."""
+    if (PACKAGE / ".git").exists():  # and not a folder of somebody else's repository
+        command = ["git", "-C", str(PACKAGE), "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+"]
+        with contextlib.suppress(OSError, subprocess.CalledProcessError):
+            return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    return code_sha256()[:12]
 
 
 def verdict(checkpoint: Checkpoint) -> str:

@@ -21,7 +21,7 @@ from tests.contract.harness import BARE, TINY, interrupted, merged, metrics, run
 from tril.data.cache import PROGRESS
 from tril.data.sources.files import Files
 from tril.model import load
-from tril.model.checkpoint import code_sha256, read_state
+from tril.model.checkpoint import code_version, read_state
 from tril.model.runs import SWEEP, Run, find_checkpoint
 from tril.model.training.summary import plot_losses
 from tril.scripts.cli.errors import UserError
@@ -142,14 +142,14 @@ def test_an_early_stop_says_why_keeps_the_best_and_ends_the_run_until_more_patie
     assert summary(folder)["steps"] > last  # from the last checkpoint, not the best
 
 
-TRACKERS = ("logger=wandb", "~callbacks.causality")
+TRACKERS = ("logger=wandb", "logger.wandb.log_model=true", "~callbacks.causality")
 
 
 @pytest.fixture
 def parts(monkeypatch):
     """What each start of a run gives to wandb.
 
-    A part: `init`, the options of wandb.init; `rows`; `status`, the exit code; `config` and `summary`.
+    A part: `init`, the options of wandb.init; `rows`; `artifacts`; `status`, the exit code; `config` and `summary`.
     """
     import wandb
 
@@ -157,10 +157,11 @@ def parts(monkeypatch):
 
     def recording_init(**options):
         made = init(**options)
-        part = SimpleNamespace(init=options, rows=[])
+        part = SimpleNamespace(init=options, rows=[], artifacts=[])
         parts.append(part)
         log, finish = made.log, made.finish
         made.log = lambda row, *args, **more: (part.rows.append(row), log(row, *args, **more))
+        made.log_artifact = lambda *arguments: part.artifacts.append(arguments)
 
         def finished(exit_code=None):
             part.status, part.config, part.summary = exit_code, dict(made.config), dict(made.summary)
@@ -183,7 +184,7 @@ def test_wandb_has_the_curves_of_metrics_csv_and_the_samples(parts, text, tmp_pa
     (folder.parent / SWEEP).write_text("{}")
     with interrupted():
         train(*TINY, f"data.path={text}", cache, f"hydra.run.dir={folder}", *TRACKERS)
-    train(f"resume={folder}", cache, TRACKERS[0])  # a saved run names no logger
+    train(f"resume={folder}", cache, *TRACKERS[:2])  # a saved run names no logger
     logged = {(name, row["step"]): x for row in Run(folder).metrics for name, x in row.items() if name != "step"}
     results = {key: value for key, value in summary(folder).items() if isinstance(value, int | float | str)}
     settings, samples = yaml.safe_load((folder / "config.yaml").read_text()), (folder / "samples.txt").read_text()
@@ -192,7 +193,7 @@ def test_wandb_has_the_curves_of_metrics_csv_and_the_samples(parts, text, tmp_pa
     cells = [(row["trainer/global_step"], item) for row in first.rows + last.rows for item in row.items()]
     curves = {(name, step): x for step, (name, x) in cells if isinstance(x, float | int) and "global_step" not in name}
     assert curves == logged and {step for _, step in curves} == {*range(1, 9)}
-    assert {key: last.config[key] for key in settings} == settings and last.config["code"] == code_sha256()[:12]
+    assert {key: last.config[key] for key in settings} == settings and last.config["code"] == code_version()
     names = {name: last.init[name] for name in ("id", "name", "group", "project")}
     assert names == {"id": first.init["id"], "name": "a=1", "group": "sweep", "project": "tril"}
     assert "anonymous" not in first.init  # wandb warns of it
@@ -201,3 +202,4 @@ def test_wandb_has_the_curves_of_metrics_csv_and_the_samples(parts, text, tmp_pa
     [table] = [row["samples"] for row in last.rows if "samples" in row]
     [(step, prompt, sample)] = table.data
     assert step == 8 and f"--- sample at step 8 ---\n{prompt}{sample}\n" in samples
+    assert last.artifacts[-1] == (str(folder / "checkpoints" / "best.ckpt"), f"model-{last.init['id']}", "model")

@@ -68,7 +68,8 @@ def draw_removal(axes: "Axes", whole: float, rows: Sequence[Mapping[str, Any]]) 
     """The loss with more and more heads removed, the least important first, with the paired interval as a band."""
     numbers = [row["n_removed"] for row in rows]
     axes.plot(numbers, [row["loss"] for row in rows], marker="o", ms=3)
-    axes.fill_between(numbers, *([whole + row[end] for row in rows] for end in ("low", "high")), alpha=0.2, lw=0)
+    low, high = ([whole + row[end] for row in rows] for end in ("low", "high"))
+    axes.fill_between(numbers, low, high, alpha=0.2, lw=0)
     for row in rows if len(rows) <= MAX_ANNOTATED else []:
         at = (row["n_removed"], row["loss"])
         axes.annotate(row["removed_last"], at, (0, 6), textcoords="offset points", ha="center", fontsize=7)

@@ -9,7 +9,7 @@ from typing import Any
 from lightning import Trainer
 from lightning.pytorch.loggers import WandbLogger
 
-from tril.model.runs import SUMMARY, in_sweep
+from tril.model.runs import BEST, CHECKPOINTS, SUMMARY, in_sweep
 
 
 def wandb_logger(save_dir: str, project: str = "tril", **options: Any) -> WandbLogger:
@@ -38,11 +38,17 @@ def wandb_logger(save_dir: str, project: str = "tril", **options: Any) -> WandbL
 def finish_loggers(trainer: Trainer, *, failed: bool) -> None:
     """Gives the results of the run to wandb, and ends it there, where it otherwise lasts as long as the process.
 
+    With `logger.wandb.log_model`, wandb gets the best checkpoint, which holds the tokenizer too.
+
     Args:
         failed: the run ended with an exception.
     """
-    summary = Path(trainer.default_root_dir) / SUMMARY
+    folder = Path(trainer.default_root_dir)
+    best, summary = folder / CHECKPOINTS / BEST, folder / SUMMARY
     for logger in trainer.loggers if trainer.is_global_zero else ():
         if isinstance(logger, WandbLogger) and logger._experiment is not None:
-            logger.experiment.summary.update(json.loads(summary.read_text("utf-8")) if summary.is_file() else {})
-            logger.experiment.finish(exit_code=int(failed))
+            run = logger.experiment
+            run.summary.update(json.loads(summary.read_text("utf-8")) if summary.is_file() else {})
+            if logger._log_model and best.is_file():
+                run.log_artifact(str(best), f"model-{run.id}", "model")
+            run.finish(exit_code=int(failed))
