@@ -21,13 +21,13 @@ from tril.model.causality.gpt import subject_of
 from tril.model.causality.gradients import check_hidden, check_seen
 from tril.model.causality.model import (
     RANDOM,
-    SOME_LOGITS,
     Model,
     ModelError,
     Variant,
     further_variants,
     module_variants,
     one_line,
+    with_some_logits,
 )
 from tril.model.causality.state import SAMPLE, State, Texts, positions_in_order
 
@@ -233,11 +233,11 @@ def certify_model(
     began = time.perf_counter()
     with certificate.running():
         model = within_reach(certificate, model)
-        if model.vocab_size > 2 * SOME_LOGITS:
+        if (some := with_some_logits(model)) is not model:
             state = State(OWN, model, texts)
             certificate.judge(state, state.future(model.context_length, ROWS))
-            certificate.note(f"all {model.vocab_size:,} logits were tested with {OWN}, {SOME_LOGITS} otherwise")
-            model = replace(model, some_logits=True)
+            certificate.note(f"all {model.vocab_size:,} logits were tested with {OWN}, {some.n_logits} otherwise")
+            model = some
         fresh, states = None if model.module is None else model.changed(), []
         for variant in ((OWN, lambda model: model), *(module_variants(model) if variants is None else variants)):
             if (state := begin(certificate, variant, model, texts)) is not None:

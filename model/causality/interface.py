@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tril.model.causality.model import Model, ModelError, Way, copied, tensors_in, visible_by_windows
+from tril.model.causality.model import SOME_LOGITS, Model, ModelError, Way, copied, tensors_in, visible_by_windows
 
 CACHE = re.compile("cache|past|state")  # an argument that holds earlier keys and values
 PROBE = (2, 7)  # rows and positions of the call that shows which outputs have positions: no usual layout has 7
@@ -159,10 +159,11 @@ class Interface:
         return torch.cat([self.logits(output, ids), *others], dim=-1)
 
     def logits(self, output: Any, ids: Tensor) -> Tensor:
-        """The logits, if they are floats (B, T, V). Raises ModelError."""
+        """The logits, if they are floats (B, T, V), or some of them. Raises ModelError."""
         logits, shape = logits_in(output), (*ids.shape, self.vocab_size)
-        if isinstance(logits, Tensor) and logits.is_floating_point() and tuple(logits.shape) == shape:
-            return logits
+        if isinstance(logits, Tensor) and logits.is_floating_point():
+            if tuple(logits.shape) in (shape, (*ids.shape, SOME_LOGITS)):
+                return logits
         got = f"{logits.dtype} {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
         needed = f"{self.name} must return floats (B, T, V) = {shape} for ids {tuple(ids.shape)}"
         raise ModelError(f"{needed}, and returned {got}")

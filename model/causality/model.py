@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
@@ -23,7 +24,7 @@ FIRST_SEED = 1  # of the random numbers of a pass
 SHARPENING = 10.0  # factor on random weights: scores become so large that a mask of -40 or a clipped one has no effect
 RANDOM = "weights=random"
 OUTLIERS, OUTLIER_SHARE = 1000.0, 0.1  # factor on the rows of some outputs, as trained models have them
-SOME_LOGITS = 509  # that are compared of a large vocabulary; a prime, so that they are not the same ones of any group
+SOME_LOGITS = 509  # that a pass computes of a large vocabulary, see `SomeLogits`; a prime, which no usual width is
 
 
 class ModelError(ValueError):
@@ -47,7 +48,7 @@ class Model:
         grad_mode: "no_grad", "grad" or "inference".
         batch_size: of every pass, as a compiled function needs; None: any.
         exact: hidden tokens do not even change the rounding, as where their weight is 0; not in a Fourier transform.
-        some_logits: return SOME_LOGITS of the V logits only.
+        some_logits: compute SOME_LOGITS of the V logits only.
         twin: makes the function that computes the same in float64 of a copy; None: the function has no such twin.
         note: a limitation that the certificate states.
         nouns: names of an output and of an input in a message.
@@ -82,6 +83,11 @@ class Model:
         """Whether the precision is lower than float32."""
         return self.precision not in ("32-true", "64-true")
 
+    @property
+    def n_logits(self) -> int:
+        """Number of logits that a pass computes at each position."""
+        return SOME_LOGITS if self.some_logits else self.vocab_size
+
     def __call__(self, ids: Tensor, *, seed: int = FIRST_SEED, way: Way | None = None) -> Tensor:
         """(B, T) -> (B, T, *), float32 or float64. The same seed gives the same random numbers, as of dropout.
 
@@ -96,6 +102,8 @@ class Model:
                 stack.enter_context(torch.autocast(self.device.type, dtype, cache_enabled=False))
             if self.precision == "64-true":
                 stack.enter_context(Float64Mode())
+            if self.some_logits:
+                stack.enter_context(SomeLogits(self.vocab_size))
             inference = self.grad_mode == "inference"
             stack.enter_context(torch.inference_mode() if inference else torch.set_grad_enabled(grad))
             ids = ids.to(self.device, copy=True)
@@ -107,8 +115,6 @@ class Model:
                 called = f"{self.name} with ids {tuple(ids.shape)} below {self.vocab_size}"
                 remedy = "check vocab_size, context_length and batch_size"
                 raise ModelError(f"{called} raised {one_line(error)}; {remedy}") from error
-        if self.some_logits:
-            outputs = outputs[..., some_logits(self.vocab_size, outputs.shape[-1]).to(outputs.device)]
         # A copy, since some models return the same buffer in each call.
         return outputs.clone() if outputs.dtype == torch.float64 else outputs.float().clone()
 
@@ -148,10 +154,37 @@ class Model:
         return self.changed(change, precision="64-true", device=device)
 
 
-def some_logits(vocab_size: int, size: int) -> Tensor:
-    """SOME_LOGITS ids in equal distances, with the first and the last one; and the outputs behind the vocabulary."""
-    ids = torch.linspace(0, vocab_size - 1, SOME_LOGITS, dtype=torch.float64).long()
-    return torch.cat([ids, torch.arange(vocab_size, size)])
+def with_some_logits(model: Model) -> Model:
+    """The model with SOME_LOGITS of its logits, if its vocabulary is large and they are the same as in a full pass."""
+    if model.vocab_size <= 2 * SOME_LOGITS:
+        return model
+    some, ids = replace(model, some_logits=True), torch.arange(min(8, model.context_length))[None]
+    ids = ids.repeat(model.batch_size or 1, 1)
+    try:
+        found, outputs = some(ids), model(ids)
+    except ModelError:
+        return model
+    columns = torch.cat([some_ids(model.vocab_size), torch.arange(model.vocab_size, outputs.shape[-1])])
+    expected = outputs[..., columns.to(outputs.device)]
+    return some if found.shape == expected.shape and torch.allclose(found, expected, rtol=1e-4, atol=1e-4) else model
+
+
+def some_ids(vocab_size: int) -> Tensor:
+    """SOME_LOGITS ids in equal distances, with the first and the last one."""
+    return torch.linspace(0, vocab_size - 1, SOME_LOGITS, dtype=torch.float64).long()
+
+
+class SomeLogits(TorchFunctionMode):
+    """Linear layers with an output for each id of the vocabulary compute those of `some_ids` only."""
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__()
+        self.vocab_size, self.ids = vocab_size, some_ids(vocab_size)
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is F.linear and len(args[1]) == self.vocab_size:
+            args = (args[0], *(x if x is None else x[self.ids.to(x.device)] for x in args[1:]))
+        return func(*args, **(kwargs or {}))
 
 
 def copied(function: Any) -> Any:

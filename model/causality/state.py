@@ -209,7 +209,7 @@ class State:
     def fitting(self, length: int) -> int:
         """Rows that fit into memory, and on a CPU into its caches."""
         tokens = 4096 if self.model.device.type == "cpu" else 1 << 17
-        return max(1, min(tokens // length, MAX_OUTPUTS // (length * self.model.vocab_size)))
+        return max(1, min(tokens // length, MAX_OUTPUTS // (length * self.model.n_logits)))
 
     def batch(self, length: int, limit: int) -> int:
         """Rows of the next batch."""

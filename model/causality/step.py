@@ -17,7 +17,7 @@ from tril.model.causality.claims import Claim, Result, once
 from tril.model.causality.gpt import REFERENCE, reference_of, with_ways
 from tril.model.causality.gradients import check_hidden
 from tril.model.causality.loss import SUM_ROUNDING, Batch, Losses, check_shift, model_of_losses
-from tril.model.causality.model import SOME_LOGITS, Model, randomize, visible_by_windows
+from tril.model.causality.model import Model, randomize, visible_by_windows, with_some_logits
 from tril.model.causality.state import State, Texts
 from tril.model.checkpoint import Checkpoint
 from tril.model.gpt import GPT
@@ -60,8 +60,7 @@ class Step:
         """The model; of a large vocabulary with some of its logits, since the losses depend on all of them."""
         config, device = self.gpt.config, self.gpt.embed.weight.device
         sizes = (config.vocab_size, config.context_length, visible_by_windows)
-        options = {"precision": precision, "some_logits": config.vocab_size > 2 * SOME_LOGITS}
-        return with_ways(Model("model", self.gpt, *sizes, device=device, **options))
+        return with_some_logits(with_ways(Model("model", self.gpt, *sizes, device=device, precision=precision)))
 
     def state(self, model: Model, name: str, seed: int, bound: float = torch.inf) -> State:
         """The seed is that of texts and positions."""
