@@ -159,6 +159,7 @@ class MuonAdamW(torch.optim.Optimizer):
             if "momentum_buffer" not in self.state[p]:
                 self.state[p]["momentum_buffer"] = torch.zeros_like(p)
         buffers = [self.state[p]["momentum_buffer"] for p in params]
+        # In torch 2.14, wrong on MPS for bf16 and float16: there the weights of a run are float32 by default.
         torch._foreach_lerp_(buffers, grads, 1 - group["momentum"])
         updates = torch._foreach_lerp(grads, buffers, group["momentum"]) if group["nesterov"] else buffers
         directions = orthogonalize(torch.stack(updates).to(self.products), group["ns_steps"])
