@@ -221,6 +221,7 @@ def code_sha256() -> str:
     return content.hexdigest()
 
 
+@functools.cache  # git takes a process
 def code_version() -> str:
     """The commit of this checkout, with "+" if tracked files differ; without one, the start of `code_sha256`."""
     if (PACKAGE / ".git").exists():  # and not a folder of somebody else's repository

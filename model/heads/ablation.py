@@ -90,14 +90,14 @@ def remove_in_turn(model: GPT, text: TokenWindows, ablation: Ablation) -> list[d
         ablation: of the model on `text`.
 
     Returns:
-        A row for each number of removed heads, from 1 on; the intervals of all rows hold together.
+        A row for each number of removed heads, from 0 on; the intervals of all rows hold together.
     """
     shape = ablation.single.shape[:2]
     order = ablation.single.sum(-1).flatten().argsort(stable=True)  # (L*H,)
     removed = order[:, None] == torch.arange(len(order))  # (L*H, L*H): row n removes one head
     gates = 1 - removed.cumsum(0).float()
     changes = ablation.compare(losses_without(model, text, ablation.clusters, gates.unflatten(1, shape)))
-    rows = []
+    rows = [{"n_removed": 0, "removed_last": None, "loss": ablation.loss, "change": 0.0, "low": 0.0, "high": 0.0}]
     for number, (head, change) in enumerate(zip(order.tolist(), changes, strict=True), 1):
         name, loss = head_name(divmod(head, shape[1])), ablation.loss + change.difference.mean
         rows.append({"n_removed": number, "removed_last": name, "loss": loss, **change_row(change)})

@@ -38,7 +38,7 @@ def plot_heads(
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplot_mosaic(panels, height_ratios=heights)
     draw_ablation(axes["alone"], ablation)
-    draw_removal(axes["in turn"], ablation.loss, removal)
+    draw_removal(axes["in turn"], removal)
     if records is not None:
         draw_records(axes, records)
     Path(path).unlink(missing_ok=True)  # perhaps a link to another place
@@ -64,13 +64,13 @@ def draw_ablation(axes: "Axes", ablation: Ablation) -> None:
     axes.figure.colorbar(image, ax=axes, label="rise of the loss, nats per token", pad=0.02)
 
 
-def draw_removal(axes: "Axes", whole: float, rows: Sequence[Mapping[str, Any]]) -> None:
+def draw_removal(axes: "Axes", rows: Sequence[Mapping[str, Any]]) -> None:
     """The loss with more and more heads removed, the least important first, with the paired interval as a band."""
-    numbers = [row["n_removed"] for row in rows]
+    numbers, whole = [row["n_removed"] for row in rows], rows[0]["loss"]
     axes.plot(numbers, [row["loss"] for row in rows], marker="o", ms=3)
     low, high = ([whole + row[end] for row in rows] for end in ("low", "high"))
     axes.fill_between(numbers, low, high, alpha=0.2, lw=0)
-    for row in rows if len(rows) <= MAX_ANNOTATED else []:
+    for row in rows[1:] if len(rows) <= MAX_ANNOTATED else []:
         at = (row["n_removed"], row["loss"])
         axes.annotate(row["removed_last"], at, (0, 6), textcoords="offset points", ha="center", fontsize=7)
     axes.axhline(whole, color="grey", ls="--", lw=1)

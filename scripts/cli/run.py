@@ -81,7 +81,8 @@ def open_run(chosen: str | None, checkpoint: "Checkpoint | None") -> Iterator[Ru
             if process_rank() == 0 and folder.is_dir() and {path.name for path in folder.iterdir()} <= {LOCK}:
                 (folder / LOCK).unlink(missing_ok=True)
                 with contextlib.suppress(OSError):  # the folder of a date has other runs
-                    os.removedirs(os.path.relpath(folder))
+                    for path in (folder, *folder.parents[: 0 if chosen else 2]):
+                        path.rmdir()
 
 
 def choose_folder(chosen: str | None, checkpoint: "Checkpoint | None") -> Path:

@@ -75,10 +75,11 @@ def test_the_losses_without_heads_are_those_of_full_passes_by_document(shape, do
         assert ablation.single[head].tolist() == pytest.approx(without, abs=1e-4)
         check(row, without, head_name(head))
     order = sorted(all_heads(model.config), key=lambda head: ablation.single[head].sum().item())
-    for n, row in enumerate(subject.remove_in_turn(model, text, ablation), 1):
+    rows = subject.remove_in_turn(model, text, ablation)
+    assert list(rows[0].values()) == [0, None, ablation.loss, 0, 0, 0] and len(rows) == 9
+    for n, row in enumerate(rows[1:], 1):
         check(row, by_document(model, text, order[:n]), head_name(order[n - 1]))
         assert row["n_removed"] == n and row["loss"] == pytest.approx(ablation.loss + row["change"])
-    assert n == len(order)
 
 
 def test_the_model_is_unchanged_and_a_head_without_output_changes_nothing():
