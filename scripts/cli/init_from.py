@@ -121,7 +121,10 @@ def load_weights(lm: "LanguageModel", model: "GPT") -> None:
     """
     import torch
 
-    state = lm.model.state_dict()
+    state, old, new = lm.model.state_dict(), lm.config.vocab_size, model.config.vocab_size
+    if new > old:
+        rows = f"{new - old:,} new rows are the mean of the {lm.n_ids:,} rows of tokens"
+        print(f"model.vocab_size={new:,} from {old:,}: {rows}; no token uses them", flush=True)
     for name, weight in model.state_dict().items():
         if weight.shape != state[name].shape:
             mean = state[name][: lm.n_ids].mean(0, keepdim=True)  # (1, C)
