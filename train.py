@@ -12,10 +12,10 @@ tril train debug=true                         20 steps of everything, on little 
 tril train init_from=hf:FOLDER                start from other weights, see docs/weights.md
 """
 
-from tril.scripts.cli import interrupt
+from tril.scripts.cli import console
 
 if __name__ == "__main__":
-    interrupt.begin()
+    console.end_at_interrupt()
 
 import time
 from collections.abc import Sequence

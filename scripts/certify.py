@@ -8,11 +8,6 @@ code, and it also certifies a training step of the run. Exit status, of the cert
 a leak of the size of rounding, or beyond the tested length, would pass too.
 """
 
-from tril.scripts.cli import interrupt
-
-if __name__ == "__main__":
-    interrupt.begin()
-
 import pkgutil
 import sys
 from collections.abc import Callable

@@ -5,11 +5,6 @@ the run. other=CHECKPOINT compares two checkpoints, and tasks=NAME[,NAME] runs t
 (pip install -e ".[eval]"). Prints a table; writes a JSON file.
 """
 
-from tril.scripts.cli import interrupt
-
-if __name__ == "__main__":
-    interrupt.begin()
-
 from pathlib import Path
 
 from tril.data.settings import without_effect

@@ -5,11 +5,6 @@ for a model that it expresses, else code that imports tril, for trust_remote_cod
 `transformers` loads it, and its logits and token ids are compared with those of Tril. See docs/weights.md.
 """
 
-from tril.scripts.cli import interrupt
-
-if __name__ == "__main__":
-    interrupt.begin()
-
 from pathlib import Path
 from typing import Literal
 

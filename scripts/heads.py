@@ -7,11 +7,6 @@ All of that describes one trained model. For a configuration, name a sweep with 
 dir=multirun/NAME  removes the heads of each run and averages over seeds what is comparable.
 """
 
-from tril.scripts.cli import interrupt
-
-if __name__ == "__main__":
-    interrupt.begin()
-
 from pydantic.dataclasses import dataclass
 
 from tril.data.settings import setting, strict_settings

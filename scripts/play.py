@@ -5,11 +5,6 @@ switched off, and two checkpoints compared. It needs pip install -e ".[app]". Th
 stderr.
 """
 
-from tril.scripts.cli import interrupt
-
-if __name__ == "__main__":
-    interrupt.begin()
-
 import contextlib
 import importlib.util
 import sys

@@ -6,11 +6,6 @@ If one of both diverges, it is the worse one. The same command continues, in the
 `train.py -m` has for the keys in which the two differ.
 """
 
-from tril.scripts.cli import interrupt
-
-if __name__ == "__main__":
-    interrupt.begin()
-
 import shlex
 import sys
 import time

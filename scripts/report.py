@@ -5,11 +5,6 @@ results.csv has a row for each variant and runs.csv one for each run, both with 
 exit status is 0 (better than the baseline), 1 (worse or equal), 3 (undecided) or 2 (wrong input).
 """
 
-from tril.scripts.cli import interrupt
-
-if __name__ == "__main__":
-    interrupt.begin()
-
 import sys
 
 from pydantic.dataclasses import dataclass

@@ -3,11 +3,6 @@
 Without a prompt, on a terminal, it asks for one after another. The text goes to stdout, everything else to stderr.
 """
 
-from tril.scripts.cli import interrupt
-
-if __name__ == "__main__":
-    interrupt.begin()
-
 import sys
 from collections.abc import Iterator
 from pathlib import Path

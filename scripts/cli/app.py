@@ -28,7 +28,7 @@ from pydantic.fields import FieldInfo
 
 from tril.data.settings import build, declared, defaults, extra_of, nearest, parts_of
 from tril.data.sources import SOURCES
-from tril.scripts.cli import interrupt
+from tril.scripts.cli import console
 from tril.scripts.cli.config import CONFIGS, FOLDER, GROUPS, TrainCommand, known_settings, options_of, refuse_unused
 from tril.scripts.cli.errors import UserError, exit_with_one_line, unknown_setting, unreadable, user_errors
 
@@ -129,7 +129,7 @@ def command(
         @functools.wraps(task)
         def main() -> object:
             gc.set_threshold(COLLECTION_THRESHOLD)
-            interrupt.end()
+            console.raise_at_interrupt()
             with exit_with_one_line():
                 words = [word for word in sys.argv[1:] if word not in HELP | GRID]
                 if asked := HELP & {*sys.argv[1:]}:

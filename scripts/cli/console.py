@@ -1,11 +1,9 @@
-"""The command `tril NAME [key=value ...]`, a subcommand for each script."""
+"""The command `tril NAME [key=value ...]`, a subcommand for each script, and Ctrl-C while it imports libraries."""
 
 import importlib
+import os
+import signal
 import sys
-from importlib.metadata import version
-
-from tril.data.settings import nearest
-from tril.scripts.cli import interrupt
 
 COMMANDS = {
     "train": "train a model, or a grid of them with -m",
@@ -28,12 +26,32 @@ def main() -> None:
         print("\n".join(["Usage: tril COMMAND [key=value ...]", "", *lines]))
         print("\ntril COMMAND --help lists the keys of a command.")
     elif name == "--version":
+        from importlib.metadata import version
+
         print(f"tril {version('tril')}")
     elif name in COMMANDS:
-        interrupt.begin()
+        end_at_interrupt()
         module = importlib.import_module("tril.train" if name == "train" else f"tril.scripts.{name}")
         sys.argv = [str(module.__file__), *arguments]  # with which Lightning starts the other processes of a run
         module.main()
     else:
+        from tril.data.settings import nearest
+
         print(f"error: there is no command tril {name}{nearest(name, COMMANDS)}", file=sys.stderr)
         sys.exit(2)
+
+
+def end_at_interrupt() -> None:
+    """From now on, Ctrl-C ends the program with one line, without an exception, which an `import` could swallow."""
+    signal.signal(signal.SIGINT, _end_program)
+
+
+def raise_at_interrupt() -> None:
+    """Ctrl-C raises KeyboardInterrupt again; the handler of a program that calls `train` is kept."""
+    if signal.getsignal(signal.SIGINT) is _end_program:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _end_program(signum: int, frame: object) -> None:
+    print("interrupted", file=sys.stderr, flush=True)
+    os._exit(128 + signum)  # imports leave nothing to clean up
