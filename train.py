@@ -90,7 +90,7 @@ def run(own: TrainCommand, composed: Composed, *, one_process: bool = False) -> 
             if is_finished(going_on, checkpoint.step or 0, config.trainer.max_steps, given):
                 return going_on
         elif own.init_from is not None:
-            from tril.scripts.cli.init_from import load_weights, take_over
+            from tril.scripts.cli.init_from import take_over
 
             settings, lm, lineage = take_over(own.init_from, composed)
             config = RunConfig.of(settings, given if is_single else None)
@@ -127,7 +127,7 @@ def run(own: TrainCommand, composed: Composed, *, one_process: bool = False) -> 
             torch.manual_seed(config.seed_for("initialisation"))
             model = GPT(config.model)
             if lm is not None:
-                load_weights(lm, model)
+                model.load_state_dict(lm.model.state_dict())
             trainer = build_trainer(config, run.folder, data, started=started, planner=planner, added=added)
             torch.manual_seed(config.seed_for(f"dropout/{rank}" if (rank := trainer.global_rank) else "dropout"))
             module = TrainingModule.of_run(config, model, data, config.to_dict(), lineage)

@@ -5,6 +5,7 @@ for a model that it expresses, else code that imports tril, for trust_remote_cod
 `transformers` loads it, and its logits and token ids are compared with those of Tril. See docs/weights.md.
 """
 
+import os
 from pathlib import Path
 from typing import Literal
 
@@ -29,7 +30,7 @@ class ExportCommand:
     def __post_init__(self) -> None:
         if not self.out:
             raise ValueError("out=null must be a new folder")
-        path = Path(self.out).expanduser()
+        path = Path(os.path.expanduser(self.out))
         if path.exists() and not (path.is_dir() and not any(path.iterdir())):
             raise ValueError(f"out={self.out} exists; name a new one")
 
@@ -37,7 +38,7 @@ class ExportCommand:
 @command("export", ExportCommand)
 def main(settings: ExportCommand, composed: Composed) -> None:
     with user_errors():
-        path, out = find_checkpoint(settings.ckpt), Path(str(settings.out)).expanduser().absolute()
+        path, out = find_checkpoint(settings.ckpt), Path(os.path.expanduser(str(settings.out))).absolute()
         # Importing torch takes a second, so wrong settings are reported before.
         from tril.model.checkpoint import Checkpoint
         from tril.model.interop.hf import OWN_CLASS, export_hf

@@ -3,6 +3,7 @@
 The text goes to stdout, everything else to stderr.
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -19,7 +20,7 @@ def main(settings: SampleConfig, composed: Composed) -> None:
     with user_errors():
         path, prompt = find_checkpoint(settings.ckpt), settings.prompt
         if (file := settings.prompt_file) is not None:
-            with reading(Path("/dev/stdin" if file == "-" else file).expanduser()) as content:
+            with reading(Path("/dev/stdin" if file == "-" else os.path.expanduser(file))) as content:
                 prompt = content.read_bytes().decode("utf-8")
         from tril.model.heads.ablation import head_gate
         from tril.model.runs import load

@@ -103,7 +103,7 @@ def test_every_experiment_runs_a_step(name, text, request, tmp_path):
     given |= {"optim.schedule.warmup_steps": 0, "compile": "false"}
     given |= {"data": "files", "data.path": text, "data.cache_dir": tmp_path / "cache"}
     if name == "finetune":  # takes over the model of the source
-        given |= {"init_from": request.getfixturevalue("trained"), "model.vocab_size": 300}
+        given |= {"init_from": request.getfixturevalue("trained")}
     else:
         given |= {"model.n_layers": 2, "model.dim": 32, "model.n_heads": 2, "model.context_length": 32}
         given |= {"model.vocab_size": "null", "data.tokenizer.kind": "byte", "data.tokenizer.vocab_size": "null"}
