@@ -19,7 +19,7 @@ from tril.scripts.cli.config import RunConfig
 from tril.scripts.cli.errors import user_errors
 
 FIRST_SEEDS = 3  # of the first look, which has most of the level
-NOT_OF_AN_ARM = ("seed=", "resume=", "minutes=", "+ablation", "sweep.", "hydra")
+NOT_OF_AN_ARM = ("seed=", "resume=", "minutes=", "+ablation", "hydra")
 
 
 @dataclass(frozen=True, config=strict_settings())

@@ -65,13 +65,6 @@ class CausalityConfig:
     allow_leak: bool = setting(False, "train a model whose outputs depend on future tokens: an experiment")
 
 
-@dataclass(frozen=True, config=strict_settings("sweep"))
-class SweepConfig:
-    """Settings of `tril train -m`."""
-
-    skip_invalid: bool = setting(False, "skip invalid runs instead of stopping the grid with an error")
-
-
 @dataclass(frozen=True, config=strict_settings("checkpoint"))
 class CheckpointConfig:
     """When a run writes checkpoints apart from its validations, its last step and its stop by a signal."""

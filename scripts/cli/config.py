@@ -31,7 +31,6 @@ from tril.model.training.settings import (
     CausalityConfig,
     CheckpointConfig,
     OptimConfig,
-    SweepConfig,
     TopLevelConfig,
     TrainerConfig,
     TrainingConfig,
@@ -49,7 +48,6 @@ GROUPS = {
     "callbacks": CallbacksConfig,
     "checkpoint": CheckpointConfig,
     "causality": CausalityConfig,
-    "sweep": SweepConfig,
 }
 FOR_TRAINING = ("backend", "checkpoint_activations", "embd_dropout", "attn_dropout", "resid_dropout")  # of a model
 FOLDER = "hydra.run.dir"  # of a run
@@ -81,7 +79,6 @@ class RunConfig(TrainingConfig):
         targets: callbacks and loggers with a `_target_`: dotted key -> `_target_` and arguments.
     """
 
-    sweep: SweepConfig = field(default_factory=SweepConfig)
     targets: Mapping[str, dict] = field(default_factory=dict)
 
     @classmethod
@@ -150,7 +147,7 @@ class RunConfig(TrainingConfig):
         """
         (source,) = (name for name, kind in SOURCES.items() if kind is type(self.data))
         data = {"source": source} | to_jsonable_python(self.data)
-        groups = {name: to_jsonable_python(getattr(self, name)) for name in GROUPS if name != "sweep"}
+        groups = {name: to_jsonable_python(getattr(self, name)) for name in GROUPS}
         return {**to_jsonable_python(self.top), "data": data, **groups}
 
     def canonical(self) -> dict[str, Any]:
@@ -212,9 +209,6 @@ def check_single(given: Mapping[str, str], grid: Mapping[str, str]) -> None:
     if grid and not given.keys() & grid:
         remedy = f"add -m to train the grid, or choose a value, such as {next(iter(grid))}=..."
         raise ValueError(f"the ablation is a grid over {', '.join(grid)}; {remedy}")
-    for key in given:
-        if key.startswith("sweep"):
-            raise ValueError(f"{key}={given[key]} has no effect on a single run; leave it out, or add -m")
 
 
 def check_minutes(trainer: TrainerConfig, given: Mapping[str, str]) -> None:

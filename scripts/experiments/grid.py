@@ -55,9 +55,7 @@ def argument_of(override: Override) -> str:
     return f"{override.get_key_element()}={value}" if isinstance(value, str) else str(override.input_line)
 
 
-def plan(
-    combinations: Sequence[Arguments], *, skip_invalid: bool | None = None
-) -> tuple[list[dict[str, Any]], list[str]]:
+def plan(combinations: Sequence[Arguments]) -> tuple[list[dict[str, Any]], list[str]]:
     """Composes and checks the runs with these arguments, and prepares their text. Nothing is trained.
 
     Returns:
@@ -65,7 +63,7 @@ def plan(
         token. And the swept keys, those in whose text the runs differ, without the seed.
 
     Raises:
-        UserError: see `keep_valid`.
+        UserError: see `check_each`.
     """
     composed = functools.cache(compose_run)  # without the seed, since Hydra takes tenths of a second
     first: dict[str, Arguments] = {}  # by all that decides the results
@@ -87,12 +85,12 @@ def plan(
         named = {"folder": folder_name(values | {"seed": config.top.seed}), "values": values, "seed": config.top.seed}
         return named | {"arguments": list(arguments)} | sizes_of(config)
 
-    runs = keep_valid(combinations, check_settings, skip_invalid)
+    runs = check_each(combinations, check_settings)
     split = {arguments: [text.lstrip("+").partition("=") for text in arguments] for arguments in runs}
     texts = {arguments: {key: text for key, _, text in each} for arguments, each in split.items()}
     keys = dict.fromkeys(key for text in texts.values() for key in text if key != "seed")
     swept = [key for key in keys if len({text.get(key) for text in texts.values()}) > 1]
-    return list(keep_valid(list(runs), describe, skip_invalid).values()), swept
+    return list(check_each(combinations, describe).values()), swept
 
 
 def compose_run(arguments: Sequence[str]) -> Composed:
@@ -102,38 +100,27 @@ def compose_run(arguments: Sequence[str]) -> Composed:
     return composed if source is None else replace(composed, settings=take_over(source, composed)[0])
 
 
-def keep_valid(
-    runs: Sequence[Arguments], check: Callable[[Arguments], Any], skip_invalid: bool | None
-) -> dict[Arguments, Any]:
-    """The results of `check` for the runs for which it raises no error. Prints the others, each once for all its seeds.
-
-    Args:
-        runs: their arguments.
-        check: raises ValueError or OSError.
-        skip_invalid: the setting of a grid; None: there is none.
+def check_each(runs: Sequence[Arguments], check: Callable[[Arguments], Any]) -> dict[Arguments, Any]:
+    """The results of `check`, which raises ValueError or OSError, by the arguments of the runs.
 
     Raises:
-        UserError: there are others and `skip_invalid` is not True, or no valid run remains.
+        UserError: the errors of all runs, each once for all seeds.
     """
     shared = set.intersection(*map(set, runs))
-    valid, reasons = {}, dict[str, None]()
+    results, reasons = {}, dict[str, None]()
     for arguments in runs:
         try:
-            valid[arguments] = check(arguments)
+            results[arguments] = check(arguments)
         except (ValueError, OSError) as error:
             words = [text for text in arguments if text not in shared and not text.startswith("seed=")]
             reasons[": ".join([" ".join(words)] * bool(words) + [message_of(error)])] = None
-    counts = f"{len(runs) - len(valid)} of {len(runs)} runs"
-    if reasons and valid and skip_invalid:
-        print("\n  ".join([f"{counts} are left out:", *reasons]), flush=True)
-    elif reasons:
-        remedy = ", or leave them out with sweep.skip_invalid=true" if valid and skip_invalid is False else ""
+    if reasons:
         problem, *more = reasons
-        error = UserError(f"{counts} of the grid are invalid; {problem}{remedy}")
+        error = UserError(f"{len(runs) - len(results)} of {len(runs)} runs of the grid are invalid; {problem}")
         for each in more:
             error.add_note(f"  {each}")
         raise error
-    return valid
+    return results
 
 
 def sizes_of(config: RunConfig) -> dict[str, int]:

@@ -37,7 +37,7 @@ from tril.scripts.experiments.sweep import Run, planned_runs, read_launches
 
 OF_A_RUN = ("resume", "minutes")  # settings of a single run
 FOLDER = "hydra.sweep.dir"
-FREE = ("logger", "checkpoint", "sweep", "seed", *OF_A_RUN)  # in which the runs of a sweep may differ
+FREE = ("logger", "checkpoint", "seed", *OF_A_RUN)  # in which the runs of a sweep may differ
 GIVEN = re.compile(r"[+~]*(logger=|(callbacks|logger)\.)")  # a `_target_` is not saved with a run
 # -P: modules in the working directory do not shadow installed ones
 PROGRAM = (sys.executable, "-P", "-m", "tril.train")
@@ -62,9 +62,7 @@ def run_grid(words: Sequence[str]) -> None:
         if base.settings[key] is not None:
             raise UserError(f"{key}={base.settings[key]} is for a single run; start a grid again to continue it")
     of_ablation = [f"{key}={values}" for key, values in base.grid.items()]
-    of_runs = [text for each in parsed if not (text := str(each.input_line)).startswith("sweep.")]
-    combinations = grid.expand([*of_ablation, *of_runs])
-    runs, swept = grid.plan(combinations, skip_invalid=bool(base.settings["sweep"]["skip_invalid"]))
+    runs, swept = grid.plan(grid.expand([*of_ablation, *(str(each.input_line) for each in parsed)]))
     with user_errors():
         folder = record_launch(runs, swept, chosen=str(of_hydra[FOLDER].value()) if FOLDER in of_hydra else None)
     left = [run["folder"] for run in runs if state_of(folder / run["folder"]) != "finished"]

@@ -18,7 +18,7 @@ from tril.model.atomic_files import reading
 from tril.model.intervals import Interval, mean_interval
 from tril.model.runs import FAILURE, METRICS, SETTINGS, SWEEP, state_of
 
-NO_VARIANT = ("seed", "output_dir", "resume", "sweep", "callbacks", "logger")  # settings that do not define a variant
+NO_VARIANT = ("seed", "output_dir", "resume", "callbacks", "logger")  # settings that do not define a variant
 LOSSES = ("final_val_loss", "final_val_bpb", "best_val_loss", "best_val_bpb")
 RUNNING = ("unfinished", "not started")
 

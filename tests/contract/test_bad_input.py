@@ -102,7 +102,6 @@ REFUSED = [
     ("train model.n_heads=1,2", "model.n_heads", "-m"),
     ("train ablation=heads", "ablation=heads", "-m +ablation=heads"),
     ("train +ablation=heads", "model.n_heads", "-m"),
-    ("train sweep.skip_invalid=true", "sweep.skip_invalid=true", "-m"),
     ("train optim=adamw optim.momentum=0.5", "optim.momentum=0.5", "optim.kind=muon"),
     ("train hydra.verbose=true", "hydra.verbose=true", "a single run"),
     ("train hydra=1", "hydra=1", "a single run"),

@@ -33,8 +33,8 @@ def trained(processes, monkeypatch):
     [
         (["model.n_heads=2,2"], ["model.n_heads=2,2", "twice"]),
         (["seed=0,0"], ["seed=0,0", "twice"]),
-        (["model.n_heads=2,3"], ["1 of 2", "model.n_heads=3", "model.dim=32", "sweep.skip_invalid=true"]),
-        (["model.n_heads=3,5", "sweep.skip_invalid=true"], ["2 of 2", "model.n_heads=3", "model.n_heads=5"]),
+        (["model.n_heads=2,3"], ["1 of 2", "model.n_heads=3", "model.dim=32"]),
+        (["model.n_heads=3,5"], ["2 of 2", "model.n_heads=3", "model.n_heads=5"]),
         (["model.n_kv_heads=null,2"], ["model.n_kv_heads=2", "model.n_kv_heads=null", "no effect"]),
         (["model.context_length=32,100000"], ["model.context_length=100000", "tokens"]),
         (["resume=latest", "seed=0,1"], ["resume=latest", "single run"]),
@@ -56,10 +56,10 @@ def test_a_grid_plans_the_models_of_init_from(here):
     assert planned == {name: summary(here / name)["parameters"] for name in ("1", "4,seed=1")}
 
 
-def test_a_grid_lists_its_runs_skips_invalid_ones_and_compares(here):
-    done = command(here, "model.n_heads=1,2,3", "seed=0,1", "sweep.skip_invalid=true").succeeded()
-    assert "2 of 6 runs are left out:\n  model.n_heads=3: " in done.stdout and "4 of 4 runs to train\n" in done.stdout
-    rows = [re.split(r" *\| *", line) for line in done.stdout.splitlines()[4:6]]
+def test_a_grid_lists_its_runs_and_compares(here):
+    done = command(here, "model.n_heads=1,2", "seed=0,1").succeeded()
+    assert "4 of 4 runs to train\n" in done.stdout
+    rows = [re.split(r" *\| *", line) for line in done.stdout.splitlines()[2:4]]
     assert [row[1:3] for row in rows] == [["n_heads=1", "0,1"], ["n_heads=2", "0,1"]]
     assert re.search(r"\| n_heads=1 \| better +\| +-1.0000 ± 0.0000 \|", done.stdout)
     [launch] = launches_of(here)
@@ -68,12 +68,6 @@ def test_a_grid_lists_its_runs_skips_invalid_ones_and_compares(here):
     assert [entry["folder"] for entry in launch["runs"]] == names and launch["runs"][0]["values"] == {
         "model.n_heads": 1
     }
-
-
-def test_a_grid_of_which_one_value_is_left_is_another_one_than_that_of_the_default(here, trained):
-    command(here, "model.n_heads=1,3", "seed=0,1", "sweep.skip_invalid=true").succeeded()
-    command(here, "seed=0,1").succeeded()
-    assert len([*here.glob("multirun/*")]) == 2 and len(trained.started) == 4
 
 
 def test_more_seeds_and_values_are_launches_of_the_same_folder(here, trained):
