@@ -165,8 +165,7 @@ class TrainingModule(LightningModule):
 
     def configure_optimizers(self) -> dict[str, Any]:  # pyright: ignore[reportIncompatibleMethodOverride] a subset
         """The optimizer with its schedule, per optimizer step."""
-        precision, graphs = str(self.trainer.precision), self.compiles == GRAPHS
-        optimizer = build_optimizer(self.model, self.optim, precision, graphs=graphs)
+        optimizer = build_optimizer(self.model, self.optim, str(self.trainer.precision))
         schedule = LambdaLR(optimizer, lambda step: lr_factor(step, self.total_steps, self.optim.schedule))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 

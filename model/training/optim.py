@@ -9,11 +9,9 @@ Muon: Jordan et al., 2024, https://kellerjordan.github.io/posts/muon/   AdamW: h
 # pyright: reportPrivateImportUsage=false
 # torch._foreach_* are the functions of torch.optim for many tensors at once.
 
-import functools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -58,43 +56,6 @@ def suitable_decay(passes: float) -> float:
     return 0.0 if passes <= 1 else min(round(passes / 4, 2), 2.0)
 
 
-def capture(work: Callable[[], object]) -> Callable[[], object]:
-    """A CUDA graph of the kernels that `work` launches, which starts all of them at once."""
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
-    return graph.replay
-
-
-class GraphedUpdate:
-    """An update of all parameters as a CUDA graph: a GPU updates a small model faster than the host launches kernels.
-
-    A graph reads and writes fixed addresses. So the first update with gradients at other addresses than before is not
-    captured, and the second one is. Gradients whose addresses change at every step are never captured.
-
-    Args:
-        update: of a learning rate for each group, 0-dim tensors on the device of the gradients.
-    """
-
-    def __init__(self, update: Callable[[Sequence[Tensor]], None]) -> None:
-        self._update = update
-        self._rates: Tensor | None = None
-        self._addresses: list[int] = []
-        self._replay: Callable[[], object] | None = None
-
-    def __call__(self, rates: Sequence[float], gradients: Sequence[Tensor]) -> None:
-        if self._rates is None:
-            self._rates = torch.empty(len(rates), device=gradients[0].device)
-        self._rates.copy_(torch.tensor(rates))
-        work, addresses = functools.partial(self._update, self._rates.unbind()), [x.data_ptr() for x in gradients]
-        if addresses != self._addresses:
-            self._addresses, self._replay = addresses, None
-            work()
-            return
-        self._replay = self._replay or capture(work)
-        self._replay()
-
-
 class MuonAdamW(torch.optim.Optimizer):
     """Updates parameter groups of kind="muon" (2-D parameters only) and kind="adamw", each by its rule, in one `step`.
 
@@ -104,18 +65,11 @@ class MuonAdamW(torch.optim.Optimizer):
     Args:
         groups: as `param_groups` makes them; there are no defaults.
         products: the dtype of Muon's matrix products. A checkpoint does not hold it.
-        graphs: update through a CUDA graph, see `GraphedUpdate`.
     """
 
-    def __init__(self, groups: Iterable[dict], products: torch.dtype = torch.float32, graphs: bool = False) -> None:
+    def __init__(self, groups: Iterable[dict], products: torch.dtype = torch.float32) -> None:
         super().__init__(groups, defaults={})
         self.products = products
-        self._graphed = GraphedUpdate(self._update) if graphs else None
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Replaces the state, and with it the addresses that a CUDA graph has."""
-        super().load_state_dict(state_dict)
-        self._graphed = self._graphed and GraphedUpdate(self._update)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
@@ -124,40 +78,29 @@ class MuonAdamW(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():  # Lightning runs forward and backward inside the closure
                 loss = closure()
-        rates = [group["lr"] for group in self.param_groups]
-        if self._graphed is None:
-            self._update(rates)
-        else:
-            self._graphed(rates, [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None])
+        for group in self.param_groups:
+            by_shape: dict[torch.Size | None, list[Tensor]] = defaultdict(list)
+            for p in group["params"]:
+                if p.grad is not None:
+                    by_shape[p.shape if group["kind"] == "muon" else None].append(p)
+            for params in by_shape.values():
+                update = self._muon if group["kind"] == "muon" else self._adamw
+                update(params, [p.grad for p in params if p.grad is not None], group)
         return loss
 
-    def _update(self, rates: Sequence[float | Tensor]) -> None:
-        """Updates the parameters of each group with its learning rate."""
-        for group, rate in zip(self.param_groups, rates, strict=True):
-            params = [p for p in group["params"] if p.grad is not None]
-            if group["kind"] == "adamw":
-                self._adamw(params, group, rate)
-                continue
-            by_shape: dict[torch.Size, list[Tensor]] = defaultdict(list)
-            for p in params:
-                by_shape[p.shape].append(p)
-            for same in by_shape.values():
-                self._muon(same, group, rate)
-
-    def _muon(self, params: list[Tensor], group: dict, rate: float | Tensor) -> None:
+    def _muon(self, params: list[Tensor], grads: list[Tensor], group: dict) -> None:
         """One Muon step for parameters of one shape.
 
         adjust_lr="original" (Jordan) raises the learning rate of tall matrices; "match_rms_adamw" (Liu et al.) gives
         updates of AdamW's size, so that AdamW's learning rate and weight decay suit Muon too.
         """
-        rows, columns = params[0].shape
+        rate, (rows, columns) = group["lr"], params[0].shape
         ratio = math.sqrt(max(1, rows / columns))
         if group["adjust_lr"] == "match_rms_adamw":
             ratio = MATCH_RMS * math.sqrt(max(rows, columns))
-        grads = [p.grad for p in params if p.grad is not None]
         for p in params:
-            if "momentum_buffer" not in self.state[p]:
-                self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+            if not self.state[p]:
+                self.state[p] = {"momentum_buffer": torch.zeros_like(p)}
         buffers = [self.state[p]["momentum_buffer"] for p in params]
         # In torch 2.14, wrong on MPS for bf16 and float16: there the weights of a run are float32 by default.
         torch._foreach_lerp_(buffers, grads, 1 - group["momentum"])
@@ -169,16 +112,15 @@ class MuonAdamW(torch.optim.Optimizer):
         torch._foreach_mul_(params, 1 - rate * group["weight_decay"])
         torch._foreach_sub_(params, directions.unbind())
 
-    def _adamw(self, params: list[Tensor], group: dict, rate: float | Tensor) -> None:
+    def _adamw(self, params: list[Tensor], grads: list[Tensor], group: dict) -> None:
         for p in params:
-            if "step" not in self.state[p]:  # the fused kernel reads the step on the device
+            if not self.state[p]:  # the fused kernel reads the step on the device
                 step = torch.zeros((), dtype=torch.float32, device=p.device)
                 self.state[p] = {"step": step, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
         averages, squares, steps = ([self.state[p][k] for p in params] for k in ("exp_avg", "exp_avg_sq", "step"))
-        grads = [p.grad for p in params if p.grad is not None]
         beta1, beta2 = group["betas"]
-        options = {key: group[key] for key in ("weight_decay", "eps", "fused")}
-        options |= {"lr": rate, "beta1": beta1, "beta2": beta2, "amsgrad": False, "maximize": False}
+        options = {key: group[key] for key in ("lr", "weight_decay", "eps", "fused")}
+        options |= {"beta1": beta1, "beta2": beta2, "amsgrad": False, "maximize": False}
         adamw(params, grads, averages, squares, [], steps, **options)  # [] is for amsgrad
 
 
@@ -190,11 +132,8 @@ def param_groups(model: GPT, config: OptimConfig) -> list[dict]:
     muon = {key: getattr(config, key) for key in ("momentum", "nesterov", "ns_steps", "adjust_lr")}
     muon |= {"kind": "muon", "lr": config.lr_scale * config.muon_lr, "weight_decay": config.muon_weight_decay}
     adam = {"kind": "adamw", "lr": config.lr_scale * config.lr, "betas": config.betas, "eps": config.eps, "fused": True}
-    options = {
-        "muon": muon,
-        "decay": adam | {"weight_decay": config.weight_decay},
-        "no_decay": adam | {"weight_decay": 0.0},
-    }
+    no_decay, decay = adam | {"weight_decay": 0.0}, adam | {"weight_decay": config.weight_decay}
+    options = {"muon": muon, "decay": decay, "no_decay": no_decay}
     groups = {name: {"name": name, "params": []} | each for name, each in options.items()}
     for name, p in model.named_parameters():  # lists a tied weight once
         if not p.requires_grad:
@@ -205,11 +144,11 @@ def param_groups(model: GPT, config: OptimConfig) -> list[dict]:
     return [group for group in groups.values() if group["params"]]
 
 
-def build_optimizer(model: GPT, config: OptimConfig, precision: str = "32-true", *, graphs: bool = False) -> MuonAdamW:
+def build_optimizer(model: GPT, config: OptimConfig, precision: str = "32-true") -> MuonAdamW:
     """The optimizer of a model in a run of this precision; LambdaLR applies `lr_factor` to it.
 
     Muon multiplies matrices in bf16 in a run with bf16, on every processor, and in float32 in any other: float16 has
     no room for small gradients, of 1e-8 nothing is left.
     """
     products = torch.bfloat16 if precision.startswith("bf16") else torch.float32
-    return MuonAdamW(param_groups(model, config), products, graphs)
+    return MuonAdamW(param_groups(model, config), products)
