@@ -10,14 +10,10 @@ is a zip archive with a CRC-32 of each record, which `torch.load` does not verif
 import contextlib
 import functools
 import hashlib
-import math
-import pickletools
-import subprocess
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import field, fields
-from itertools import pairwise
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 from zipfile import BadZipFile, ZipFile
 
@@ -27,15 +23,13 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from tril.data.settings import explain, one_line, strict_settings
-from tril.model.atomic_files import atomic_path, check_archive
+from tril.model.atomic_files import atomic_path, reading
 from tril.model.config import GPTConfig
 from tril.model.generation.language_model import LanguageModel
 from tril.model.gpt import GPT
 
 PREFIX = "model."  # of parameter names: the GPT is the attribute `model` of the module that Lightning saves
 PACKAGE = Path(__file__).resolve().parents[1]
-MAX_PATHS = 1_000_000  # to one value of a checkpoint
-PLAIN = ("BINUNICODE", "GLOBAL", "SHORT_BINSTRING")  # after which a pickle keeps a value that has no others
 SOURCES = ("train.py", "model/**/*.py", "data/**/*.py")  # the code that decides a run's results
 
 
@@ -71,8 +65,8 @@ class Checkpoint:
 
     @classmethod
     def read(cls, path: str | Path) -> "Checkpoint":
-        """Reads and verifies a file without the state of training. Raises as `read_state`."""
-        return cls.of(read_state(path, training=False), Path(path))
+        """Reads and verifies a file. Raises as `read_state`."""
+        return cls.of(read_state(path), Path(path))
 
     @classmethod
     def of(cls, state: dict[str, Any], path: Path) -> "Checkpoint":
@@ -90,11 +84,6 @@ class Checkpoint:
         """The "tril" entry of the file."""
         values = {x.name: getattr(self, x.name) for x in fields(self) if x.name not in ("weights", "step", "path")}
         return values | {"config": self.config.to_dict()}
-
-    def write(self, path: str | Path) -> None:
-        """Writes a file without the state of training; see `write_state`."""
-        weights = {PREFIX + name: tensor for name, tensor in self.weights.items()}
-        write_state(path, {"state_dict": weights, "global_step": self.step, "tril": self.entry()})
 
     def language_model(self, device: torch.device | str = "cpu") -> LanguageModel:
         """The model, in evaluation mode, with its tokenizer.
@@ -130,8 +119,10 @@ class Checkpoint:
 
 
 def save(path: str | Path, lm: LanguageModel, **data: Any) -> None:
-    """Writes a checkpoint atomically; `data` are plain values that describe the training data."""
-    Checkpoint(lm.config, dict(lm.model.state_dict()), lm.tokenizer.to_str(), lm.eot, data=data).write(path)
+    """Writes a model without the state of training; `data` are plain values that describe its training data."""
+    entry = Checkpoint(lm.config, {}, lm.tokenizer.to_str(), lm.eot, data=data).entry()
+    weights = {PREFIX + name: tensor for name, tensor in lm.model.state_dict().items()}
+    write_state(path, {"state_dict": weights, "tril": entry})
 
 
 def write_state(path: str | Path, content: dict[str, Any]) -> None:
@@ -152,54 +143,33 @@ def write_state(path: str | Path, content: dict[str, Any]) -> None:
         raise OSError(one_line(f"{reason}; free space, or choose another folder with hydra.run.dir")) from error
 
 
-def read_state(path: str | Path, *, training: bool = True) -> dict[str, Any]:
-    """The content of a checkpoint file, verified; tensors are on the CPU.
+def read_state(path: str | Path) -> dict[str, Any]:
+    """The content of a checkpoint file, verified.
 
-    Args:
-        training: the state of training is needed too. Otherwise all tensors are mapped into memory, so the file must
-            not change while they are in use.
+    Its tensors are on the CPU and mapped from the file, which another one may replace (`write_state`), but which must
+    not be written to while they are in use.
 
     Raises:
         OSError: the file cannot be read.
         ValueError: it is damaged, or is not a checkpoint of Tril.
     """
-    content = load_plain(path, mmap=not training)
+    content = load_plain(path)
     if not isinstance(content, dict) or not all(isinstance(content.get(key), dict) for key in ("state_dict", "tril")):
         remedy = "use a .ckpt file that train.py wrote, or train on from one of nanoGPT with init_from=nanogpt:FILE"
         raise ValueError(f"{path} has no state_dict and tril entries; {remedy}")
     return content
 
 
-def load_plain(path: str | Path, *, mmap: bool = True) -> Any:
+def load_plain(path: str | Path) -> Any:
     """What `torch.load` reads without running code from a file whose CRC-32s are right. Raises as `read_state`."""
-    try:
+    with reading(Path(path)):
         with ZipFile(path) as archive:
-            check_archive(archive)
-            for record in archive.namelist():
-                if record.endswith("data.pkl"):
-                    check_pickle(archive.read(record))
             if (record := archive.testzip()) is not None:
                 raise BadZipFile(f"the CRC-32 of {record} differs")
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
-    except (FileNotFoundError, IsADirectoryError, PermissionError):
-        raise
-    except Exception as error:  # the file decides which of many kinds torch and zipfile raise
-        reason = str(error) if isinstance(error, BadZipFile) else type(error).__name__  # torch's advise to allow code
-        remedy = "use another checkpoint of its folder, restore it from a copy, or train again"
-        raise ValueError(one_line(f"{path} is damaged, or is not a checkpoint ({reason}); {remedy}")) from error
-
-
-def check_pickle(content: bytes) -> None:
-    """Raises BadZipFile if the containers of a pickle share each other so that hashing or printing one may not end.
-
-    600 bytes can hold 60 tuples, each of which has the one before twice, so that there are 2^60 paths to the first.
-    """
-    steps = [(opcode.name, argument) for opcode, argument, _ in pickletools.genops(content)]
-    is_put = [(before, key) for (before, _), (name, key) in pairwise(steps) if name.endswith("PUT")]
-    texts = {key for before, key in is_put if before in PLAIN} - {key for before, key in is_put if before not in PLAIN}
-    shared = Counter(key for name, key in steps if name.endswith("GET") and key not in texts)
-    if math.prod(1 + n for n in shared.values()) > MAX_PATHS:
-        raise BadZipFile(f"{len(shared)} of its containers are shared")
+        try:
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        except UnpicklingError:  # whose message advises to allow code
+            raise ValueError("it has more than plain values and tensors") from None
 
 
 @contextlib.contextmanager
@@ -219,16 +189,6 @@ def code_sha256() -> str:
     for path in sorted({path for pattern in SOURCES for path in PACKAGE.glob(pattern)}):
         content.update(path.relative_to(PACKAGE).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     return content.hexdigest()
-
-
-@functools.cache  # git takes a process
-def code_version() -> str:
-    """The commit of this checkout, with "+" if tracked files differ; without one, the start of `code_sha256`."""
-    if (PACKAGE / ".git").exists():  # and not a folder of somebody else's repository
-        command = ["git", "-C", str(PACKAGE), "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+"]
-        with contextlib.suppress(OSError, subprocess.CalledProcessError):
-            return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    return code_sha256()[:12]
 
 
 def verdict(checkpoint: Checkpoint) -> str:

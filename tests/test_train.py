@@ -21,7 +21,7 @@ from tests.contract.harness import BARE, TINY, interrupted, merged, metrics, run
 from tril.data.cache import PROGRESS
 from tril.data.sources.files import Files
 from tril.model import load
-from tril.model.checkpoint import code_version, read_state
+from tril.model.checkpoint import code_sha256, read_state
 from tril.model.runs import SWEEP, Run, find_checkpoint
 from tril.model.training.summary import plot_losses
 from tril.scripts.cli.errors import UserError
@@ -193,7 +193,7 @@ def test_wandb_has_the_curves_of_metrics_csv_and_the_samples(parts, text, tmp_pa
     cells = [(row["trainer/global_step"], item) for row in first.rows + last.rows for item in row.items()]
     curves = {(name, step): x for step, (name, x) in cells if isinstance(x, float | int) and "global_step" not in name}
     assert curves == logged and {step for _, step in curves} == {*range(1, 9)}
-    assert {key: last.config[key] for key in settings} == settings and last.config["code"] == code_version()
+    assert {key: last.config[key] for key in settings} == settings and last.config["code"] == code_sha256()[:12]
     names = {name: last.init[name] for name in ("id", "name", "group", "project")}
     assert names == {"id": first.init["id"], "name": "a=1", "group": "sweep", "project": "tril"}
     assert "anonymous" not in first.init  # wandb warns of it

@@ -10,7 +10,7 @@ import torch
 from lightning import Trainer
 
 from tril.model.atomic_files import write_json
-from tril.model.checkpoint import code_version
+from tril.model.checkpoint import code_sha256
 from tril.model.formats import clock, engineering, figures, plural, shell_command
 from tril.model.gpt import sizes
 from tril.model.runs import ROOTS, SUMMARY, partial_validation
@@ -86,7 +86,7 @@ def summarize(
         "causality": "certified" if causality and causality["passed"] else "LEAKS" if causality else "not certified",
         "init_from": lineage.get("source"),
         "init_from_step": lineage.get("step"),
-        "code": code_version(),
+        "code": code_sha256()[:12],
         "folder": str(folder),
         "sample_with": shell_command("sample", f"ckpt={folder}"),
     }

@@ -15,7 +15,7 @@ from lightning.pytorch.loggers import Logger
 
 from tril.data.datamodule import TextDataModule
 from tril.data.settings import one_line, unflatten
-from tril.model.checkpoint import code_version
+from tril.model.checkpoint import code_sha256
 from tril.model.runs import SUMMARY, Run, in_sweep, is_resumable
 from tril.model.training.callbacks.causality_check import CausalityCheck
 from tril.model.training.callbacks.heads import HeadRecorder
@@ -125,7 +125,7 @@ def fit(trainer: Trainer, module: TrainingModule, checkpoint: Path | None) -> No
             run.write_settings(settings)
         for logger in trainer.loggers if trainer.is_global_zero else ():
             try:
-                logger.log_hyperparams(settings | {"code": code_version()})
+                logger.log_hyperparams(settings | {"code": code_sha256()[:12]})
             except Exception as error:  # such as a refused key
                 message = f"{type(logger).__name__} does not start: {' '.join(str(error).split())}"
                 raise UserError(f"{message}; correct that, or leave it out with logger=csv") from error

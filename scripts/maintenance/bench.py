@@ -24,7 +24,7 @@ import pandas as pd
 import torch
 
 from tril.data.prepare import prepare
-from tril.model.checkpoint import code_version
+from tril.model.checkpoint import code_sha256
 from tril.model.runs import Run
 from tril.scripts.cli.app import compose
 from tril.scripts.cli.config import RunConfig
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         fail(error)
     assert (hardware := config.hardware) is not None
     machine = f"{hardware.device_name}, {torch.get_num_threads()} threads, {hardware.precision}"
-    print(f"{machine}, torch {torch.__version__}, code {code_version()}\n\ntokens/s\n{table(values)}")
+    print(f"{machine}, torch {torch.__version__}, code {code_sha256()[:12]}\n\ntokens/s\n{table(values)}")
 
 
 def interleave(tasks: Tasks, repeats: int) -> dict[str, list[float]]:
