@@ -15,17 +15,7 @@ from torch import Tensor, nn
 from tril.model.backends import Backend, fused, repeat_heads
 from tril.model.kv_cache import LayerCache
 from tril.model.layers import make_norm
-from tril.model.masks import (
-    Masking,
-    as_boolean,
-    causal_facts,
-    causal_mask,
-    check_scores,
-    check_window,
-    last_row,
-    open_fully_masked_rows,
-    visible_keys,
-)
+from tril.model.masks import causal_mask, causal_shape, check_window, visible_keys
 from tril.model.offset_keys import OffsetKeys
 from tril.model.positions import rotate
 
@@ -49,9 +39,9 @@ def attention(
     zeros and passes no gradient.
 
     Args:
-        query: (B, H, T, D), (B, T, D) or (T, D).
+        query: (B, H, T, D), (H, T, D) or (T, D).
         key, value: (B, G, S, D) and (B, G, S, D_v), where H is a multiple of G (grouped queries, Ainslie et al. 2023);
-            without G, or without G and B, as the query.
+            without B, or without B and G, as the query.
         mask: boolean, True = may attend, or 0/1 integers, 0 = masked; broadcastable to the scores (..., T, S); in
             addition to `causal` and `window`.
         bias: floating point, added to the scaled scores; broadcastable to them. -inf masks a key. It may be learned.
@@ -69,45 +59,51 @@ def attention(
     """
     _check_arguments(query, key, value, mask, bias, causal, window, dropout_p, backend)
     n_missing = 4 - query.dim()
-    if n_missing:  # without heads the batch takes their dimension, so that masks align as they are
-        query, key, value = query[(None,) * n_missing], key[(None,) * n_missing], value[(None,) * n_missing]
+    if n_missing:
+        query, key, value = (x[(None,) * n_missing] for x in (query, key, value))
     n_queries, n_keys = query.shape[2], key.shape[2]
-    facts = causal_facts(n_queries, n_keys, window) if causal else None
-    fully_masked = None
-    if mask is not None or bias is not None or (facts and facts.has_fully_masked_row):
+    shape = causal_shape(n_queries, n_keys, window) if causal else "full"
+    is_causal, fully_masked = shape == "triangle", None
+    if mask is not None or bias is not None or shape == "other":
         mask = visible_keys(n_queries, n_keys, mask=mask, bias=bias, causal=causal, window=window, device=query.device)
         assert mask is not None
-        mask, fully_masked = open_fully_masked_rows(mask)
+        # A row without a visible key attends to every key here, since softmax is undefined there and kernels differ in
+        # what they return. Zeroing its result also stops the gradient.
+        fully_masked = ~mask.any(-1, keepdim=True)  # (..., T, 1)
+        mask = torch.atleast_2d(mask | fully_masked)  # torch's kernels take no mask of shape (S,)
         bias = None if bias is None else bias.masked_fill(bias == -math.inf, 0.0)  # `mask` hides these keys
-        causal, window = False, None
-    elif facts and facts.is_full:  # such as one query at the last position
-        causal, window = False, None
+        is_causal = False
     # On a CPU, a compiled decoding step runs the explicit backend: the compiler fuses it into loops that read the KV
     # cache once.
     is_compiled_step = n_queries == 1 and torch.compiler.is_compiling() and query.device.type == "cpu"
     if need_weights or (is_compiled_step and backend == "fused"):
         backend = "explicit"
-    out, weights = BACKENDS[backend](query, key, value, Masking(mask, bias, causal, window), dropout_p)
+    out, weights = BACKENDS[backend](query, key, value, mask, bias, is_causal, dropout_p)
+    results = (out, weights) if need_weights else (out,)  # (B, H, T, D_v), (B, H, T, S)
     if fully_masked is not None:
-        out = out.masked_fill(fully_masked, 0.0)  # (B, H, T, D_v)
-    out = out[(0,) * n_missing] if n_missing else out
-    if not need_weights:
-        return out
-    weights = weights if fully_masked is None else weights.masked_fill(fully_masked, 0.0)  # (B, H, T, S)
-    return out, weights[(0,) * n_missing]
+        results = tuple(x.masked_fill(fully_masked, 0.0) for x in results)
+    if n_missing:
+        results = tuple(x[(0,) * n_missing] for x in results)
+    return (results[0], results[1]) if need_weights else results[0]
 
 
-def explicit(q: Tensor, k: Tensor, v: Tensor, masking: Masking, dropout_p: float) -> tuple[Tensor, Tensor]:
+def explicit(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, is_causal: bool, dropout_p: float
+) -> tuple[Tensor, Tensor]:
     """Scores, bias, mask, softmax in float32, dropout, weighted sum. All backends take these arguments.
+
+    Args:
+        q, k, v: (B, H, T, D), (B, G, S, D) and (B, G, S, D_v).
+        mask: bool, broadcastable to (B, H, T, S); each query has a visible key. None: all keys are visible.
+        bias: finite, broadcastable to (B, H, T, S); only with a mask.
+        is_causal: without a mask, query i sees the keys 0 to i; T = S.
 
     Returns:
         (B, H, T, D_v), and the weights after dropout, float32 (B, H, T, S).
     """
-    mask, bias, causal, window = masking
-    if k.shape[1] != q.shape[1]:
-        k, v = repeat_heads(k, q), repeat_heads(v, q)  # (B, H, S, D)
-    if causal:
-        mask = causal_mask(q.shape[2], k.shape[2], window=window, device=q.device)  # (T, S)
+    k, v = repeat_heads(k, q), repeat_heads(v, q)  # (B, H, S, D)
+    if is_causal:
+        mask = causal_mask(q.shape[2], k.shape[2], device=q.device)  # (T, S)
     scores = q @ k.mT / math.sqrt(q.shape[-1])  # (B, H, T, S)
     if bias is not None:
         scores = scores + bias
@@ -118,17 +114,18 @@ def explicit(q: Tensor, k: Tensor, v: Tensor, masking: Masking, dropout_p: float
     return weights.to(v.dtype) @ v, weights
 
 
-def stacked(q: Tensor, k: Tensor, v: Tensor, masking: Masking, dropout_p: float) -> tuple[Tensor, None]:
+def stacked(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, is_causal: bool, dropout_p: float
+) -> tuple[Tensor, None]:
     """`explicit` on one head at a time, as in the textbooks: slow, and obviously right."""
-    group = q.shape[1] // k.shape[1]  # query heads per key/value head
-    mask, bias, causal, window = masking
-    outputs = []
+    group, scores = q.shape[1] // k.shape[1], (*q.shape[:3], k.shape[2])  # query heads per key/value head
+    heads = []
     for h in range(q.shape[1]):
         one, shared = slice(h, h + 1), slice(h // group, h // group + 1)
-        mask_h, bias_h = (x if x is None else x.expand(*q.shape[:3], k.shape[2])[:, one] for x in (mask, bias))
-        head = explicit(q[:, one], k[:, shared], v[:, shared], Masking(mask_h, bias_h, causal, window), dropout_p)
-        outputs.append(head[0])  # (B, 1, T, D_v)
-    return torch.cat(outputs, dim=1), None
+        mask_h, bias_h = (x if x is None else x.expand(scores)[:, one] for x in (mask, bias))  # (B, 1, T, S)
+        head, _ = explicit(q[:, one], k[:, shared], v[:, shared], mask_h, bias_h, is_causal, dropout_p)
+        heads.append(head)  # (B, 1, T, D_v)
+    return torch.cat(heads, dim=1), None
 
 
 BACKENDS: dict[str, Backend] = {"stacked": stacked, "explicit": explicit, "fused": fused}
@@ -144,28 +141,27 @@ def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None = None) -> Tenso
 
 
 def _check_arguments(q, k, v, mask, bias, causal, window, dropout_p, backend) -> None:
-    q_shape, k_shape, v_shape = q.shape, k.shape, v.shape
-    dims = len(q_shape)
-    fits = 2 <= dims <= 4 and dims == len(k_shape) and k_shape[:-1] == v_shape[:-1] and q_shape[-1] == k_shape[-1]
-    if fits and dims == 4:
-        fits = q_shape[0] == k_shape[0] and k_shape[1] > 0 and q_shape[1] % k_shape[1] == 0
-    elif fits:
-        fits = q_shape[:-2] == k_shape[:-2]
-    if not fits:
-        shapes = f"query {tuple(q_shape)}, key {tuple(k_shape)}, value {tuple(v_shape)}"
+    dims, heads = q.dim(), zip(q.shape[-3:-2], k.shape[-3:-2], strict=False)
+    fits = 2 <= dims <= 4 and dims == k.dim() and q.shape[:-3] == k.shape[:-3] and q.shape[-1] == k.shape[-1]
+    if not fits or k.shape[:-1] != v.shape[:-1] or any(h % g for h, g in heads):
+        shapes = f"query {tuple(q.shape)}, key {tuple(k.shape)}, value {tuple(v.shape)}"
         expected = "(B, H, T, D), (B, G, S, D), (B, G, S, D_v) with H a multiple of G"
-        raise ValueError(f"{shapes} must be {expected}; or all without H and G, or also without B")
+        raise ValueError(f"{shapes} must be {expected}; or all without B, or also without H and G")
     if backend not in BACKENDS:
         raise ValueError(f"backend={backend!r} must be one of {', '.join(BACKENDS)}")
     if not 0.0 <= dropout_p < 1.0:
         raise ValueError(f"dropout_p={dropout_p} must be at least 0 and below 1")
     check_window(window, causal=causal)
-    if mask is not None:
-        check_scores("mask", as_boolean(mask), (*q_shape[:-1], k_shape[-2]))
-    if bias is not None:
-        if not bias.is_floating_point():
-            raise ValueError(f"bias must be floating point, not {bias.dtype}; a boolean or 0/1 mask is given as mask")
-        check_scores("bias", bias, (*q_shape[:-1], k_shape[-2]))
+    if mask is not None and mask.is_floating_point():
+        remedy = "pass mask.bool() for 0 and 1, mask == 0 for -inf and 0"
+        raise ValueError(f"mask must be boolean (True = may attend) or 0/1 integers, not {mask.dtype}; {remedy}")
+    if bias is not None and not bias.is_floating_point():
+        raise ValueError(f"bias must be floating point, not {bias.dtype}; a boolean or 0/1 mask is given as mask")
+    scores = (*q.shape[:-1], k.shape[-2])  # (B, H, T, S), (H, T, S) or (T, S)
+    for name, x in (("mask", mask), ("bias", bias)):
+        sizes = () if x is None else zip(reversed(x.shape), reversed(scores), strict=False)  # the last ones are aligned
+        if x is not None and (x.dim() > dims or any(size not in (1, needed) for size, needed in sizes)):
+            raise ValueError(f"{name} of shape {tuple(x.shape)} does not broadcast to that of the scores, {scores}")
 
 
 class MultiHeadAttention(nn.Module):
@@ -229,7 +225,6 @@ class MultiHeadAttention(nn.Module):
         self.v_head_dim = self.head_dim if v_head_dim is None else v_head_dim
         kv_dim, out_dim = dim if kv_dim is None else kv_dim, dim if out_dim is None else out_dim
         self.causal, self.window, self.backend, self.attn_dropout = causal, window, backend, attn_dropout
-        self.widths = (dim, kv_dim, kv_dim)  # of query, key and value
 
         self.q_proj = nn.Linear(dim, self.n_heads * self.head_dim, bias=qkv_bias)
         self.k_proj = nn.Linear(kv_dim, self.n_kv_heads * self.head_dim, bias=qkv_bias)
@@ -274,9 +269,20 @@ class MultiHeadAttention(nn.Module):
         Raises:
             ValueError: cross-attention with `rope` or `cache`, `cache` without causal=True, or shapes that do not fit.
         """
-        key, value, causal, window = self._sources(query, key, value, rope is not None, cache)
-        if last_only:
-            query, mask, bias = query[:, -1:], last_row(mask), last_row(bias)  # (B, 1, C); T is 1 from here on
+        is_self = key is None or key is query
+        if not is_self and (rope is not None or cache is not None):
+            raise ValueError("cross-attention takes neither rope nor cache, which belong to positions of the query")
+        if cache is not None and not self.causal:
+            raise ValueError("cache needs causal=True: otherwise past outputs change with each new position")
+        key = query if key is None else key
+        value = key if value is None else value
+        if not query.dim() == key.dim() == value.dim() == 3:
+            shapes = f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}"
+            raise ValueError(f"{shapes} must be (B, T, C), (B, S, kv_dim), (B, S, kv_dim)")
+        causal, window = (self.causal, self.window) if is_self else (False, None)
+        if last_only:  # T is 1 from here on
+            query = query[:, -1:]  # (B, 1, C)
+            mask, bias = (None if x is None else torch.atleast_2d(x)[..., -1:, :] for x in (mask, bias))
         q = self.q_proj(query).unflatten(-1, (self.n_heads, self.head_dim)).transpose(1, 2)  # (B, H, T, D)
         k = self.k_proj(key).unflatten(-1, (self.n_kv_heads, self.head_dim)).transpose(1, 2)  # (B, G, S, D)
         v = self.v_proj(value).unflatten(-1, (self.n_kv_heads, self.v_head_dim)).transpose(1, 2)  # (B, G, S, D_v)
@@ -291,8 +297,10 @@ class MultiHeadAttention(nn.Module):
             k, v = cache.update(k, v)  # (B, G, past + T, D or D_v)
         if self.offset_keys is not None:
             k = self.offset_keys.separate(k, q.shape[2], mask=mask, bias=bias)
-        if cache is not None and isinstance(cache.start, Tensor):
-            mask, causal, window = cache.written(q.shape[2], mask=mask, window=window), False, None
+        if cache is not None and isinstance(cache.start, Tensor):  # k and v have all positions, also unwritten ones
+            sizes, options = (q.shape[2], k.shape[2]), {"window": window, "start": cache.start, "device": q.device}
+            mask = visible_keys(*sizes, mask=mask, bias=None, causal=True, **options)
+            causal, window = False, None
         options = {
             "dropout_p": self.attn_dropout * self.training,
             "backend": self.backend,
@@ -308,21 +316,3 @@ class MultiHeadAttention(nn.Module):
         out = out.transpose(1, 2).flatten(2)  # (B, H, T, D_v) -> (B, T, H*D_v)
         out = self.resid_dropout(self.o_proj(out))  # (B, T, out_dim)
         return out if weights is None else (out, weights)
-
-    def _sources(
-        self, query: Tensor, key: Tensor | None, value: Tensor | None, is_rotated: bool, cache: LayerCache | None
-    ) -> tuple[Tensor, Tensor, bool, int | None]:
-        """The checked inputs of the keys and values, and the causal mask and window of the call."""
-        is_self = key is None or key is query
-        if not is_self and (is_rotated or cache is not None):
-            raise ValueError("cross-attention takes neither rope nor cache, which belong to positions of the query")
-        if cache is not None and not self.causal:
-            raise ValueError("cache needs causal=True: otherwise past outputs change with each new position")
-        key = query if key is None else key
-        value = key if value is None else value
-        q_shape, k_shape, v_shape = query.shape, key.shape, value.shape
-        fits = len(q_shape) == len(k_shape) == 3 and (key is value or k_shape[:-1] == v_shape[:-1])
-        if not fits or (q_shape[-1], k_shape[-1], v_shape[-1]) != self.widths:
-            shapes = f"query {tuple(q_shape)}, key {tuple(k_shape)}, value {tuple(v_shape)}"
-            raise ValueError("{} must be (B, T, {}), (B, S, {}), (B, S, {})".format(shapes, *self.widths))
-        return key, value, is_self and self.causal, self.window if is_self else None

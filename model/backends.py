@@ -11,10 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tril.model.masks import Masking, causal_facts, causal_mask
-
-# q, k, v, masking and dropout_p to the output and the weights, which are None where a kernel does not return them
-Backend = Callable[[Tensor, Tensor, Tensor, Masking, float], tuple[Tensor, Any]]
+# q, k, v, mask, bias, is_causal and dropout_p to the output and the weights, which are None where a kernel has none
+Backend = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, bool, float], tuple[Tensor, Any]]
 
 QUERY_BLOCK = 256  # queries per block in `blockwise`
 # Weights that `blockwise` may keep for the backward pass (64 MB); above, torch's flash kernel needs much less memory.
@@ -27,14 +25,11 @@ def repeat_heads(x: Tensor, q: Tensor) -> Tensor:
     return x if group == 1 else x.repeat_interleave(group, dim=1)
 
 
-def fused(q: Tensor, k: Tensor, v: Tensor, masking: Masking, dropout_p: float) -> tuple[Tensor, None]:
+def fused(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, is_causal: bool, dropout_p: float
+) -> tuple[Tensor, None]:
     """`torch.nn.functional.scaled_dot_product_attention`, which picks a flash, memory-efficient or cuDNN kernel."""
-    mask, bias, causal, window = masking
-    n_queries, n_keys = q.shape[2], k.shape[2]
-    is_causal = causal and causal_facts(n_queries, n_keys, window).is_triangle
-    if causal and not is_causal:
-        mask = causal_mask(n_queries, n_keys, window=window, device=q.device)
-    if bias is not None:
+    if bias is not None and mask is not None:
         if bias.dtype != q.dtype:  # without the clamp, the smallest float32 would become -inf and its row NaN
             largest = min(torch.finfo(x.dtype).max for x in (bias, q))
             bias = bias.clamp(-largest, largest).to(q.dtype)
@@ -43,7 +38,7 @@ def fused(q: Tensor, k: Tensor, v: Tensor, masking: Masking, dropout_p: float) -
     if q.device.type != "cpu" or q.dtype != torch.bfloat16:
         return F.scaled_dot_product_attention(q, k, v, **options, enable_gqa=k.shape[1] != q.shape[1]), None
     k, v = repeat_heads(k, q), repeat_heads(v, q)
-    if q.shape[:3].numel() * n_keys <= MAX_WEIGHTS:
+    if q.shape[:3].numel() * k.shape[2] <= MAX_WEIGHTS:
         return blockwise(q, k, v, mask, is_causal, dropout_p), None
     if mask is not None and mask.is_floating_point():
         options["attn_mask"] = mask.float()
@@ -51,12 +46,12 @@ def fused(q: Tensor, k: Tensor, v: Tensor, masking: Masking, dropout_p: float) -
         return F.scaled_dot_product_attention(q.float(), k.float(), v.float(), **options).type_as(q), None
 
 
-def additive(bias: Tensor, mask: Tensor | None) -> Tensor:
+def additive(bias: Tensor, mask: Tensor) -> Tensor:
     """`bias`, and -inf where the boolean `mask` is False."""
-    return bias if mask is None else bias.masked_fill(~mask, -math.inf)
+    return bias.masked_fill(~mask, -math.inf)
 
 
-def blockwise(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, dropout_p: float) -> Tensor:
+def blockwise(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, dropout_p: float) -> Tensor:
     """bf16 on a CPU: oneDNN's matmuls have the bf16 instructions that torch's flash kernel lacks.
 
     Each block of queries is multiplied with the keys up to its end, so most of the masked half is never computed. The
@@ -65,22 +60,23 @@ def blockwise(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool
     Args:
         q, k, v: (B, H, T or S, D or D_v).
         mask: boolean, True = may attend, or floating point, added to the scores; broadcastable to (B, H, T, S).
-        causal: query i sees the keys 0 to i; only with T = S and without `mask`.
+        is_causal: query i sees the keys 0 to i; only with T = S and without `mask`.
     """
     n_queries, n_keys = q.shape[2], k.shape[2]
+    zeros = torch.zeros(1, 1, dtype=q.dtype)
+    if mask is None:
+        mask = zeros
+    elif mask.dtype == torch.bool:
+        mask = additive(zeros, mask)
+    mask = mask.expand(*mask.shape[:-2], n_queries, n_keys)  # (..., T, S), added to the scores
     k, v = k.flatten(0, 1), v.flatten(0, 1)  # (B*H, S, D) and (B*H, S, D_v)
-    if mask is not None:
-        mask = mask.expand(*mask.shape[:-2], n_queries, mask.shape[-1])
     blocks = []
     for start in range(0, max(n_queries, 1), QUERY_BLOCK):  # one empty block without queries
         end = min(start + QUERY_BLOCK, n_queries)
-        n_visible = end if causal else n_keys
-        if causal:  # of keys that every query of the block sees, and a triangle at their end
-            bias = torch.ones(end - start, n_visible, dtype=torch.bool).tril(start)
-        else:
-            bias = torch.zeros((), dtype=q.dtype) if mask is None else mask[..., start:end, :]
-        if bias.dtype == torch.bool:
-            bias = additive(torch.zeros(bias.shape, dtype=q.dtype), bias)
+        n_visible = end if is_causal else n_keys
+        bias = mask[..., start:end, :n_visible]
+        if is_causal:  # all keys before the block, and a triangle at their end
+            bias = additive(bias, torch.ones(end - start, n_visible, dtype=torch.bool).tril(start))
         bias = bias.expand(*q.shape[:2], end - start, n_visible).flatten(0, 1)  # (B*H, block, n_visible)
         queries = q[:, :, start:end].flatten(0, 1)  # (B*H, block, D)
         scores = torch.baddbmm(bias, queries, k[:, :n_visible].mT, alpha=1 / math.sqrt(q.shape[-1]))

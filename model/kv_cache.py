@@ -6,8 +6,6 @@ L layers, B batch, G key/value heads, S capacity in positions, D head size, D_v 
 import torch
 from torch import Tensor
 
-from tril.model.masks import visible_keys
-
 
 class KVCache:
     """Preallocated keys and values of all layers, with one position counter.
@@ -56,7 +54,7 @@ class LayerCache:
     Attributes:
         start: position of the first new key. An int: `update` returns the positions up to the last new one. A tensor
             (1,): `update` returns all S positions, so that no shape depends on the position, as torch.compile needs;
-            `written` masks those that are not written yet.
+            a mask hides those that are not written yet.
     """
 
     def __init__(self, keys: Tensor, values: Tensor, start: int | Tensor):
@@ -90,8 +88,3 @@ class LayerCache:
     def _positions(self, n: int) -> Tensor:
         """`start` and the positions after it, (n,)."""
         return self.start + torch.arange(n, device=self.keys.device)
-
-    def written(self, n_queries: int, *, mask: Tensor | None, window: int | None) -> Tensor | None:
-        """`mask`, and the causal mask of T queries from `start` on, broadcastable to (B, H, T, S)."""
-        options = {"window": window, "start": self.start, "device": self.values.device}
-        return visible_keys(n_queries, self.values.shape[2], mask=mask, bias=None, causal=True, **options)

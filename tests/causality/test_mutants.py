@@ -5,6 +5,7 @@ The table in rows.py has the leaks that any model can have; these are of our bac
 B batch, T queries, S keys, H query heads, G key/value heads, C width, D head size.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +23,6 @@ from tril.model.causality.gpt import gpt_variants, subject_of
 from tril.model.causality.model import ModelError
 from tril.model.config import GPTConfig
 from tril.model.gpt import GPT
-from tril.model.masks import Masking
 from tril.model.offset_keys import OffsetKeys
 
 Patch = tuple[Any, str, Callable[[Any], Any]]  # one owner or several, an attribute, original -> what replaces it
@@ -41,21 +41,21 @@ def rule(visible: Callable[[Tensor, Tensor], Tensor]) -> Patch:
         query = torch.arange(n_queries)[:, None] + (n_keys - n_queries if start is None else start)
         return visible(query, torch.arange(n_keys))  # (T, S)
 
-    return (masks, attention, backends), "causal_mask", lambda original: causal_mask
+    return (masks, attention), "causal_mask", lambda original: causal_mask
 
 
 def kernel(changed: Callable[..., Any], name: str = "explicit") -> Patch:
-    """Replaces a backend by changed(original, q, k, v, masking, dropout_p), which returns what a backend does."""
+    """Replaces a backend by changed(original, q, k, v, mask, bias, is_causal, dropout_p)."""
     return BACKENDS, name, lambda original: lambda *inputs: changed(original, *inputs)
 
 
-def masking(name: str = "explicit", **changes: Callable[..., Any]) -> Patch:
-    """Replaces fields of the masking by functions of queries, keys (B, G, S, D) and masking."""
+def causal(changed: Callable[..., Tensor]) -> Patch:
+    """Replaces the causal mask by changed(original, T, S, window)."""
 
-    def changed(run, q, k, v, m, p):
-        return run(q, k, v, m._replace(**{key: change(q, k, m) for key, change in changes.items()}), p)
+    def patched(original):
+        return lambda t, s, *, window=None, **rest: changed(functools.partial(original, **rest), t, s, window=window)
 
-    return kernel(changed, name)
+    return (masks, attention), "causal_mask", patched
 
 
 def arguments(owner: Any, name: str, **changes: Callable[..., Any]) -> Patch:
@@ -67,11 +67,10 @@ def arguments(owner: Any, name: str, **changes: Callable[..., Any]) -> Patch:
     return owner, name, patched
 
 
-def nan_rows(run, q, k, v, m, p):
+def nan_rows(run, q, k, v, mask, bias, is_causal, p):
     """The softmax of a row without a visible key is 0 / 0."""
     k, v = attention.repeat_heads(k, q), attention.repeat_heads(v, q)  # (B, H, S, D)
     scores = q @ k.mT / math.sqrt(q.shape[-1])  # (B, H, T, S)
-    mask = masks.causal_mask(q.shape[2], k.shape[2], window=m.window) if m.causal else m.mask
     weights = (scores if mask is None else scores.masked_fill(~mask, -math.inf)).softmax(-1)
     return weights @ v, weights
 
@@ -80,16 +79,9 @@ def naive_attention(original):
     def changed(q, k, v, *, mask, bias, causal, window, dropout_p, **_):
         options = {"mask": mask, "bias": bias, "causal": causal, "window": window, "device": q.device}
         mask = attention.visible_keys(q.shape[2], k.shape[2], **options)
-        return BACKENDS["explicit"](q, k, v, Masking(mask, bias, False, None), dropout_p)[0]
+        return BACKENDS["explicit"](q, k, v, mask, bias, False, dropout_p)[0]
 
     return changed
-
-
-def corner(run, q, k, v, m, p):
-    """torch's is_causal aligns the first query with the first key."""
-    if not m.causal or m.window is not None:
-        return run(q, k, v, m, p)
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=p, enable_gqa=True), None
 
 
 def scaled_in_bf16(run, q, k, *rest):
@@ -97,38 +89,54 @@ def scaled_in_bf16(run, q, k, *rest):
     return out * (1 + (q.dtype == torch.bfloat16) * 0.5 * k[:, :1, -1:, :1].detach().tanh()), weights
 
 
+def bias_of_the_first_head(run, q, k, v, mask, bias, *rest):
+    return run(q, k, v, mask, bias[..., :1, :, :], *rest)
+
+
 def compiled(original):
     return lambda model, **_: lambda ids, **rest: (y := model(ids, **rest)) + 0.1 * F.pad(y[:, 1:], (0, 0, 0, 1))
 
 
 def seen_with_a_mask(original):
-    return lambda *_, mask, **rest: None if mask is None else attention.as_boolean(mask)
+    return lambda *sizes, mask, **rest: original(*sizes, mask=mask, **rest) if mask is None else mask
 
 
 def bias_without_mask(mask, bias, **_):
     return bias if mask is None else None
 
 
-def before_the_first_hidden_key(q, k, m):
+def window_forgotten_with_a_mask(mask, window, **_):
+    return window if mask is None else None
+
+
+def before_the_first_hidden_key(run, t, s, window):
     """Two layers may see as far as one key more; only the weights of a single layer show it."""
-    return None if m.window == k.shape[2] - 1 else m.window
+    return run(t, s, window=None if window == s - 1 else window)
 
 
 FIRST = torch.tensor([0])
-WITHOUT_A_CACHE = {"window": lambda q, k, m: m.window if q.shape[2] == k.shape[2] else None}
-FIRST_HEAD = {"bias": lambda q, k, m: m.bias[..., :1, :, :]}
 MUTANTS = [
     # Where a token is hidden from itself, the residual stream still carries it to its own output
     mutant("mask_off_by_one_shows_the_next", rule(lambda q, k: k <= q + 1)),
     mutant("mask_off_by_one_hides_itself", rule(lambda q, k: k < q)),
-    mutant("no_mask", masking("fused", causal=lambda *_: False), **FUSED),
-    mutant("wrong_corner_under_a_cache", kernel(corner, "fused"), **FUSED),
-    mutant("no_mask_inside_a_chunk", masking(causal=lambda q, k, m: m.causal and q.shape[2] == k.shape[2])),
+    mutant(
+        "no_mask", kernel(lambda run, q, k, v, mask, bias, _, p: run(q, k, v, mask, bias, False, p), "fused"), **FUSED
+    ),
+    mutant("wrong_corner_under_a_cache", causal(lambda run, t, s, window: torch.ones(t, s).tril() > 0), **FUSED),
+    mutant("no_mask_inside_a_chunk", causal(lambda run, t, s, window: run(t, s) | (t < s))),
     mutant("window_one_too_wide", rule(lambda q, k: (k <= q) & (k >= q - 10)), **WINDOW),
     mutant("window_one_too_narrow", rule(lambda q, k: (k <= q) & (k > q - 9)), **WINDOW),
-    mutant("window_too_wide_at_the_first_hidden_key", masking(window=before_the_first_hidden_key), **WINDOW),
-    mutant("window_forgotten_under_a_cache", masking(**WITHOUT_A_CACHE), **WINDOW),
-    mutant("window_forgotten_with_a_mask", arguments(attention, "visible_keys", window=lambda **_: None), **WINDOW),
+    mutant("window_too_wide_at_the_first_hidden_key", causal(before_the_first_hidden_key), **WINDOW),
+    mutant(
+        "window_forgotten_under_a_cache",
+        causal(lambda run, t, s, window: run(t, s, window=window if t == s else None)),
+        **WINDOW,
+    ),
+    mutant(
+        "window_forgotten_with_a_mask",
+        arguments(attention, "visible_keys", window=window_forgotten_with_a_mask),
+        **WINDOW,
+    ),
     mutant("future_seen_with_a_mask", (attention, "visible_keys", seen_with_a_mask)),
     mutant("past_forgotten_at_chunk_boundaries", rule(lambda q, k: (k <= q) & (k // 16 == q // 16))),
     mutant("keys_of_the_next_position", (OffsetKeys, "shift", lambda _: lambda self, k, cache=None: k.roll(-1, 2))),
@@ -138,7 +146,7 @@ MUTANTS = [
     mutant("alibi_counted_from_the_chunk", arguments(positions, "alibi_bias", start=lambda **_: FIRST), **ALIBI),
     mutant("bias_dropped_with_a_mask", arguments(attention, "attention", bias=bias_without_mask), **ALIBI),
     mutant("mask_dropped_with_a_bias", (backends, "additive", lambda _: lambda bias, mask: bias), **FUSED, **ALIBI),
-    mutant("bias_of_the_first_head", masking("stacked", **FIRST_HEAD), backend="stacked", **ALIBI),
+    mutant("bias_of_the_first_head", kernel(bias_of_the_first_head, "stacked"), backend="stacked", **ALIBI),
     mutant("leak_of_the_bf16_kernel_only", kernel(scaled_in_bf16, "fused"), **FUSED),
     mutant("leak_of_the_compiled_model_only", (torch, "compile", compiled)),
 ]
