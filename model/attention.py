@@ -79,11 +79,11 @@ def attention(
     if need_weights or (is_compiled_step and backend == "fused"):
         backend = "explicit"
     out, weights = BACKENDS[backend](query, key, value, mask, bias, is_causal, dropout_p)
-    results = (out, weights) if need_weights else (out,)  # (B, H, T, D_v), (B, H, T, S)
+    results = [out, weights] if need_weights else [out]  # (B, H, T, D_v), (B, H, T, S)
     if fully_masked is not None:
-        results = tuple(x.masked_fill(fully_masked, 0.0) for x in results)
+        results = [x.masked_fill(fully_masked, 0.0) for x in results]
     if n_missing:
-        results = tuple(x[(0,) * n_missing] for x in results)
+        results = [x[(0,) * n_missing] for x in results]
     return (results[0], results[1]) if need_weights else results[0]
 
 

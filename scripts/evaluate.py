@@ -1,13 +1,11 @@
 """Measures a checkpoint on a text:  tril evaluate ckpt=latest [data=files data.path=FILE]
 
 Loss, perplexity, bits per byte and accuracy with their intervals over documents; by default on the validation part of
-the run. other=CHECKPOINT compares two checkpoints, and tasks=NAME[,NAME] runs tasks of lm-evaluation-harness
-(pip install -e ".[eval]"). Prints a table; writes a JSON file.
+the run. other=CHECKPOINT compares two checkpoints. Prints a table; writes evaluation.json.
 """
 
 from pathlib import Path
 
-from tril.data.settings import without_effect
 from tril.data.sources import parse
 from tril.model.atomic_files import write_json
 from tril.model.evaluation.config import EvaluateConfig
@@ -25,8 +23,6 @@ OF_TRAINING = tuple(
 def main(settings: EvaluateConfig, composed: Composed) -> None:
     data = composed.settings.get("data")
     with user_errors():  # before torch, which takes a second to import
-        if data is not None and (need := without_effect(settings).get("part")):
-            raise ValueError(f"data={data['source']} has no effect without {need}; leave it out")
         for key in composed.given:
             if key.startswith(OF_TRAINING):
                 raise ValueError(f"{key}={composed.given[key]} has no effect on evaluate; leave it out")
@@ -37,20 +33,15 @@ def main(settings: EvaluateConfig, composed: Composed) -> None:
         if source is not None:
             refuse_unused([("data", source)], composed.given)
     from tril.model.evaluation.evaluate import Subject, evaluate_texts
-    from tril.model.interop.tasks import run_tasks
     from tril.model.training.hardware import use_device
 
     with user_errors():
         device = use_device(settings.device)
         subjects = [Subject.of(path, device) for path in paths]
-        if settings.tasks is not None:
-            name, result = "tasks", run_tasks(subjects[0].checkpoint, settings, device)
-        else:
-            name, result = "evaluation", evaluate_texts(subjects, source, settings.part)
-    report, text = result
-    with printed_too(f"{text}\n{folder}: {name}.json"):
+        report, text = evaluate_texts(subjects, source, settings.part)
+    with printed_too(f"{text}\n{folder}: evaluation.json"):
         folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / f"{name}.json", subjects[0].describe() | report)
+        write_json(folder / "evaluation.json", report)
 
 
 if __name__ == "__main__":

@@ -150,7 +150,7 @@ REFUSED = [
     ("heads ckpt={run} dir={run}", "ckpt", "dir"),
     ("heads dir={files}/text.txt", "text.txt", "folder"),
     ("evaluate ckpt={files}/nothing.ckpt", "nothing.ckpt", ""),
-    ("evaluate ckpt={run} tasks=hellaswag data=prose", "data=prose", "tasks=null"),
+    ("evaluate ckpt={run} tasks=hellaswag", "tasks", ""),
     ("evaluate ckpt={run} data=prose data.batch_size=2", "data.batch_size=2", "evaluate"),
     ("evaluate ckpt={run} data=files data.path={files}/text.txt out={files}/text.txt", "out", "write"),
     ("certify ckpt={run} hf={files}/hf", "ckpt", "hf"),

@@ -1,4 +1,4 @@
-"""scripts/evaluate.py: the run's own text, another one, and tasks of lm_eval."""
+"""scripts/evaluate.py: the run's own text and another one; lm_eval on an exported model."""
 
 import json
 import math
@@ -7,7 +7,6 @@ import sys
 
 import pytest
 import torch
-import yaml
 
 from tests.conftest import tiny_gpt
 from tests.contract.harness import run
@@ -97,23 +96,14 @@ CHOICES = [  # each byte costs the same: the shortest choice wins
 
 
 @pytest.mark.slow
-def test_the_metrics_of_tasks_are_those_of_lm_eval_on_the_exported_model(folder, evaluate, evaluated, monkeypatch):
-    """With the tasks of a folder alone: reading the thousands of lm_eval takes seconds."""
-    tasks = pytest.importorskip("lm_eval.tasks", reason='pip install -e ".[eval]"')
-    pytest.importorskip("accelerate", reason='pip install -e ".[eval]"')
-    (folder / "tasks").mkdir()
+def test_lm_eval_runs_its_tasks_on_the_exported_model(folder, monkeypatch):
+    evaluator = pytest.importorskip("lm_eval.evaluator", reason='pip install -e ".[eval]"')
+    run("export", "ckpt=uniform.ckpt", "to=hf", "out=exported", cwd=folder).succeeded()
     data = folder / "choices.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in CHOICES), encoding="utf-8")
     files = {"dataset_path": "json", "test_split": "test", "dataset_kwargs": {"data_files": {"test": str(data)}}}
-    (folder / "tasks/my_choice.yaml").write_text(yaml.safe_dump(TASK | files))
-    of_folder = tasks.TaskManager(include_path=folder / "tasks", include_defaults=False)
-    monkeypatch.setattr("lm_eval.tasks.TaskManager", lambda include_path: of_folder)
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(folder / "modules"))
     monkeypatch.setattr(sys.modules["datasets"].config, "HF_DATASETS_CACHE", folder / "datasets")
-    report, stdout = evaluated("ckpt=uniform.ckpt", "tasks=my_choice", "include_path=tasks")
-    assert report["results"]["my_choice"]["acc,none"] == 1 / 2 and "|my_choice" in stdout.replace(" ", "")
-    evaluate("ckpt=uniform.ckpt", "tasks=my_choise", "include_path=tasks").refused("my_choise")
-    evaluate("ckpt=uniform.ckpt", "tasks=a", "include_path=no").refused("include_path=no")
-    monkeypatch.setitem(sys.modules, "lm_eval.tasks", None)
-    evaluate("ckpt=uniform.ckpt", "tasks=a").refused(".[eval]")
-    evaluate("ckpt=future.ckpt", "tasks=a").refused("model.causal=false")  # before it asks for a package
+    model = {"pretrained": str(folder / "exported"), "trust_remote_code": True}
+    found = evaluator.simple_evaluate("hf", model_args=model, tasks=[TASK | files], device="cpu")
+    assert found["results"]["my_choice"]["acc,none"] == 1 / 2
