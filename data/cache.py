@@ -1,4 +1,4 @@
-"""The cache folder, and files and folders that appear in it only when they are complete."""
+"""The cache folder, and folders that appear in it only when they are complete."""
 
 import contextlib
 import errno
@@ -38,56 +38,48 @@ def make_folder(folder: Path) -> Path:
     return folder
 
 
-def read_or_write(path: Path, task: str, write: Callable[[Path], object], read: Callable[[Path], Content]) -> Content:
-    """Reads a file or folder of the cache, which is written first if it does not exist or is damaged.
+def read_or_write(folder: Path, write: Callable[[Path], object], read: Callable[[Path], Content]) -> Content:
+    """Reads a folder of the cache, which is written first if it does not exist or is damaged.
 
     Of several processes, one writes, and the others say so in one line and wait.
 
     Args:
-        task: what the process does that writes, for that line.
-        write: writes to a temporary path, which is renamed when it is complete.
-        read: raises ValueError if the file or folder is damaged.
+        write: writes to a temporary folder, which is renamed when it is complete.
+        read: raises ValueError if the folder is damaged.
 
     Raises:
         OSError: the disk is full, or cannot be written.
     """
     with contextlib.suppress(ValueError, FileNotFoundError, NotADirectoryError):
-        return read(path)
+        return read(folder)
     from filelock import FileLock, Timeout
 
-    make_folder(path.parent)
-    lock, part = FileLock(path.with_name(f".{path.name}.lock")), path.with_name(f".{path.name}.part")
+    make_folder(folder.parent)
+    lock, part = FileLock(folder.with_name(f".{folder.name}.lock")), folder.with_name(f".{folder.name}.part")
     try:
         held = lock.acquire(blocking=False)
     except Timeout:
-        print(f"waiting for another process, which {task} {path}", file=sys.stderr, flush=True)
+        print(f"waiting for another process, which prepares {folder}", file=sys.stderr, flush=True)
         held = lock.acquire()
     with held:
         try:
-            with contextlib.suppress(FileNotFoundError):
-                try:
-                    return read(path)  # another process has written it
-                except ValueError as error:
-                    logging.getLogger(__name__).warning("%s is damaged (%s); preparing it again", path, error)
-            _remove(part)  # of a process that was killed
+            return read(folder)  # another process has written it
+        except FileNotFoundError:
+            pass
+        except ValueError as error:
+            logging.getLogger(__name__).warning("%s is damaged (%s); preparing it again", folder, error)
+        try:
+            shutil.rmtree(part, ignore_errors=True)  # of a process that was killed
             write(part)
-            _remove(path)
-            part.rename(path)
-            return read(path)
+            shutil.rmtree(folder, ignore_errors=True)
+            part.rename(folder)
         except OSError as error:
             if error.errno not in NO_SPACE:
                 raise
-            raise OSError(f"cannot write {path} ({error.strerror}); free space on that disk, or {REMEDY}") from error
+            raise OSError(f"cannot write {folder} ({error.strerror}); free space on that disk, or {REMEDY}") from error
         finally:
-            _remove(part)
-            Path(lock.lock_file).unlink()  # those who wait for the removed file start again with a new one
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+            shutil.rmtree(part, ignore_errors=True)
+        return read(folder)
 
 
 def sha256_of_file(path: Path) -> str:

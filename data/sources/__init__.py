@@ -5,12 +5,13 @@ from typing import Any
 
 from tril.data.settings import build
 from tril.data.sources.base import Source
-from tril.data.sources.files import Files, SingleText
+from tril.data.sources.files import Files
 from tril.data.sources.hub import Hub
 from tril.data.sources.prose import Prose
+from tril.data.sources.shakespeare import Shakespeare
 from tril.data.sources.stdlib import StandardLibrary
 
-SOURCES: dict[str, type[Source]] = {"stdlib": StandardLibrary, "prose": Prose, "shakespeare": SingleText}
+SOURCES: dict[str, type[Source]] = {"stdlib": StandardLibrary, "prose": Prose, "shakespeare": Shakespeare}
 SOURCES |= {"files": Files, "hub": Hub}
 
 

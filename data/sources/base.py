@@ -39,7 +39,6 @@ class Source:
 
     Attributes:
         name: a short slug, which begins the name of the folder in the cache.
-        salt: put before the names of documents for their hashes.
         own_split: `documents` yields the documents of one part, for the reason that this text gives; None: it yields
             all of them, of which Tril chooses `val_fraction` for validation.
         by_content: rows are split by a hash of their content, without being compared first.
@@ -62,7 +61,6 @@ class Source:
     )
     name = ""
     val_fraction = 0.0
-    salt = ""
     own_split = None
     by_content = False
     ends_documents = True

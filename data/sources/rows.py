@@ -1,7 +1,8 @@
-"""Text files, and the texts of tables: JSON lines, JSON, CSV and Parquet, all of them also compressed.
+"""The texts of a file: a text is one document, and each row of a table is one.
 
-Which of them a file is follows from its ending in any case, and from its content: a file whose first line is a JSON
-object has JSON lines, whatever its name. Nothing is trained on as raw markup, and no row is cut or filled up.
+Tables are JSON lines, JSON, CSV and Parquet. The content decides first: a file that begins as Parquet does, or whose
+first line is a JSON object, is such a table whatever its name; of the others, the ending decides. Any file may be
+compressed. No table is trained on as raw markup, and no row is cut or filled up.
 """
 
 import bz2
@@ -25,10 +26,9 @@ Rows = Iterator[tuple[str, Any]]  # "line 3" or "row 3", for messages, and the c
 OPENERS = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}  # by the first bytes of a file
 COMPRESSED = (".gz", ".bz2", ".xz")
 UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-LIMIT = 1 << 32  # bytes of a file that is read as a whole: text, and .json
 FIRST_LINE = 1 << 20  # characters that are read to see whether a file has JSON lines
-PARQUET_ROWS = 16  # decoded at a time
 SHOWN_FIELDS = 20
+DAMAGE = (ValueError, OSError, EOFError, zlib.error, lzma.LZMAError)  # UnicodeDecodeError and pyarrow's are the first
 
 csv.field_size_limit(1 << 27)  # characters of a field; Python's 131,072 are less than a book has
 
@@ -45,76 +45,63 @@ def read_documents(name: str, path: Path, text_field: str) -> Iterator[Document]
         text_field: the field that holds the text of a row. In JSON, a text stands for an object with it.
 
     Raises:
-        UnreadableError: the file or a row cannot be read or has no text. The message has one line, which begins with
-            their name, as in "a.csv: line 3".
+        UnreadableError: one line with the file, and the line of a row, that cannot be read or has no text.
+        OSError: the disk cannot be read.
     """
     try:
-        parse = parser_of(path)
-        if parse is None:
+        read_rows = table_reader(path)
+        if read_rows is None:
             yield Document(name, read_text(path))
             return
-        for number, (place, row) in enumerate(parse(path, text_field), start=1):
+        for number, (place, row) in enumerate(read_rows(path, text_field), start=1):
             yield Document(f"{name}:{number}", text_of_row(row, text_field, place), is_row=True)
-    except UnreadableError as error:
-        raise UnreadableError(f"{printable(path)}: {error}") from error
-    except UnicodeDecodeError as error:
-        remedy = "unpack it, convert it, e.g. iconv -f latin1 -t utf-8, or leave it out"
-        raise UnreadableError(f"{printable(path)}: not UTF-8 text ({error.reason}); {remedy}") from error
-    except Exception as error:
-        of_pyarrow = type(error).__module__.startswith("pyarrow")  # which is only imported for its files
-        is_damage = of_pyarrow or isinstance(error, EOFError | zlib.error | lzma.LZMAError)
-        if not is_damage and getattr(error, "errno", 0) is not None:  # of gzip, an OSError without a number
+    except DAMAGE as error:
+        if isinstance(error, OSError) and error.errno is not None:  # gzip and pyarrow raise it without a number
             raise
-        raise UnreadableError(f"{printable(path)}: damaged ({printable(error)}); copy or create it again") from error
+        remedy = "correct it, convert it to UTF-8, or leave it out"
+        raise UnreadableError(f"cannot read {printable(path)}: {printable(error)}; {remedy}") from error
+
+
+def table_reader(path: Path) -> Callable[[Path, str], Rows] | None:
+    """The function that reads a table; None: the file is text."""
+    with contextlib.suppress(Exception), open_file(path) as file:  # reading the file says what is wrong with it
+        buffer: Any = file.buffer
+        if buffer.peek(4).startswith(b"PAR1"):
+            return parquet_rows
+        if isinstance(json.loads(file.readline(FIRST_LINE)), dict):
+            return json_lines
+    endings = [ending.lower() for ending in path.suffixes if ending.lower() not in COMPRESSED]
+    return READERS.get(endings[-1]) if endings else None
 
 
 def read_text(path: Path) -> str:
-    """The text of a file."""
-    if path.stat().st_size > LIMIT:
-        raise UnreadableError(f"more than {LIMIT} bytes, which are read as a whole; split it")
+    """The text of a file, which is read as a whole."""
     with open_file(path) as file:
         text = file.read()
     if "\0" in text:
-        raise UnreadableError("not text: it has a zero byte, as binary files have; leave it out")
+        raise UnreadableError("it has a zero byte, as binary files have")
     return text
-
-
-def parser_of(path: Path) -> Callable[[Path, str], Rows] | None:
-    """The function that reads a table; None: the file is text."""
-    name = path.name.lower()
-    for ending in COMPRESSED:
-        name = name.removesuffix(ending)
-    parse = PARSERS.get(Path(name).suffix)
-    if parse in (None, json_elements):
-        with contextlib.suppress(Exception), open_file(path) as file:  # reading the file says what is wrong with it
-            buffer: Any = file.buffer
-            if buffer.peek(4).startswith(b"PAR1"):
-                return parquet_rows
-            line = file.readline(FIRST_LINE)
-            if line.startswith("{") and isinstance(json.loads(line), dict):
-                return json_lines
-    return parse
 
 
 def json_lines(path: Path, text_field: str) -> Rows:
     with open_file(path, newline="\n") as file:
         for number, line in enumerate(file, start=1):
             if line.strip():
-                yield f"line {number}", loads(line, f"line {number}")
+                yield f"line {number}", parse_json(line, f"line {number}")
 
 
 def json_elements(path: Path, text_field: str) -> Rows:
     """The elements of a list, or one object."""
-    content = loads(read_text(path), "row 1")
+    content = parse_json(read_text(path), "the file")
     for number, element in enumerate(content if isinstance(content, list) else [content], start=1):
         yield f"row {number}", element
 
 
-def loads(text: str, place: str) -> Any:
+def parse_json(text: str, place: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:  # such as a number of too many digits
-        raise UnreadableError(f"{place} is no JSON ({printable(error)}); correct it") from error
+        raise UnreadableError(f"{place} is no JSON ({error})") from error
 
 
 def csv_rows(path: Path, text_field: str) -> Rows:
@@ -124,51 +111,41 @@ def csv_rows(path: Path, text_field: str) -> Rows:
     """
     with open_file(path) as file:
         first = file.readline()
-        reader = csv.reader(chain([first], file), delimiter=max(",;\t", key=first.count), strict=True)
+        rows = csv.DictReader(chain([first], file), delimiter=max(",;\t", key=first.count), strict=True)
         try:
-            header = next(reader, [])
-            for row in filter(None, reader):
-                place = f"line {reader.line_num}"
-                if len(row) != len(header):
-                    raise UnreadableError(
-                        f"{place} has {len(row)} fields, and the header has {len(header)}; correct it"
-                    )
-                yield place, dict(zip(header, row, strict=True))
-        except csv.Error as error:
-            raise UnreadableError(f"line {reader.line_num} is no CSV ({printable(error)}); correct it") from error
+            for row in rows:
+                if None in row or None in row.values():  # as the reader marks more or fewer fields
+                    raise UnreadableError("it has another number of fields than the header")
+                yield f"line {rows.line_num}", row
+        except (csv.Error, UnreadableError) as error:
+            raise UnreadableError(f"line {rows.reader.line_num}: {error}") from error
 
 
 def parquet_rows(path: Path, text_field: str) -> Rows:
     from pyarrow.parquet import ParquetFile
 
-    # without these options, pyarrow holds the compressed column of a whole row group
-    with ParquetFile(path, buffer_size=1 << 20, pre_buffer=False) as table:
+    with ParquetFile(path) as table:
         columns = [text_field] if text_field in table.schema_arrow.names else None
-        batches = table.iter_batches(PARQUET_ROWS, columns=columns, use_threads=False)
+        batches = table.iter_batches(batch_size=100, columns=columns)  # 100 rows are decoded at a time
         for number, row in enumerate(chain.from_iterable(batch.to_pylist() for batch in batches), start=1):
             yield f"row {number}", row
 
 
-PARSERS: dict[str, Callable[[Path, str], Rows]] = {".json": json_elements, ".parquet": parquet_rows}
-PARSERS |= dict.fromkeys((".jsonl", ".ndjson", ".jsonlines"), json_lines) | dict.fromkeys((".csv", ".tsv"), csv_rows)
+READERS: dict[str, Callable[[Path, str], Rows]] = {".json": json_elements, ".parquet": parquet_rows}
+READERS |= dict.fromkeys((".jsonl", ".ndjson", ".jsonlines"), json_lines) | dict.fromkeys((".csv", ".tsv"), csv_rows)
 
 
 def text_of_row(row: Any, text_field: str, place: str) -> str:
-    """The text of a row; "" for null.
+    """The text of a row: a mapping with it, or the text itself; "" for null.
 
     Raises:
-        UnreadableError: the row has no such field, or its value is not a string.
+        UnreadableError: the row has no text in that field.
     """
-    row = {text_field: row} if isinstance(row, str) else row
-    if not isinstance(row, dict):
-        raise UnreadableError(f"{place} is {printable(repr(row)[:40])}; rows are JSON objects, such as {{'text': ...}}")
-    if text_field not in row:
-        names = printable(", ".join(map(str, list(row)[:SHOWN_FIELDS]))) or "none"
-        raise UnreadableError(f"{place} has no field {text_field!r}; choose one with data.text_field=NAME: {names}")
-    text = row[text_field]
+    fields = row if isinstance(row, dict) else {text_field: row} if isinstance(row, str) else {}
+    text = fields.get(text_field, ...)
     if not isinstance(text, str | None):
-        cause = f"{type(text).__name__} in the field {text_field!r}, not text"
-        raise UnreadableError(f"{place} has {cause}; choose another with data.text_field=NAME")
+        names = ", ".join(map(str, list(fields)[:SHOWN_FIELDS])) or "none"
+        raise UnreadableError(f"{place} has no text in data.text_field={text_field}; its fields are {names}")
     return (text or "").encode("utf-8", "replace").decode()  # JSON can hold halves of surrogate pairs
 
 
@@ -180,6 +157,6 @@ def open_file(path: Path, newline: str = "") -> io.TextIOWrapper:
     with path.open("rb") as file:
         start = file.read(8)
     opener = next((opener for magic, opener in OPENERS.items() if start.startswith(magic)), open)
-    file: Any = opener(path, "rb")
-    encoding = "utf-16" if file.peek(2)[:2] in UTF16 else "utf-8-sig"
-    return io.TextIOWrapper(file, encoding=encoding, newline=newline)
+    content: Any = opener(path, "rb")
+    encoding = "utf-16" if content.peek(2)[:2] in UTF16 else "utf-8-sig"
+    return io.TextIOWrapper(content, encoding=encoding, newline=newline)

@@ -39,7 +39,6 @@ class StandardLibrary(Source):
         0.1, "of the text: files in the order of a hash of their names", common=True, gt=0, lt=1
     )
     name = "stdlib"
-    salt = VAL_SALT
     prompt = "import os\n\n\ndef "
 
     def files(self) -> list[tuple[str, Path]]:
@@ -59,7 +58,8 @@ class StandardLibrary(Source):
     def documents(self, split: Split) -> Iterator[Document]:
         for name, path in self.files():
             if not is_table(content := path.read_bytes()):
-                yield Document(name, content.decode("utf-8", errors="replace"))  # a few are deliberately not UTF-8
+                text = content.decode("utf-8", errors="replace")  # a few are deliberately not UTF-8
+                yield Document(VAL_SALT + name, text)
 
 
 def is_table(source: bytes) -> bool:
