@@ -28,7 +28,7 @@ from tril.data.cache import PROGRESS, read_or_write, resolve_cache_dir, sha256_o
 from tril.data.overlap import measure_overlap
 from tril.data.sources.base import Source, Split
 from tril.data.split import Plan, plan_split
-from tril.data.tokenizer import TokenizerConfig, build, for_documents, load_tokenizer, n_ids, unknown_id
+from tril.data.tokenizer import TokenizerConfig, build, load_tokenizer, n_ids, unknown_id
 
 FORMAT = 3  # incremented when the same settings produce other files, such as by another split
 TOKENS, TOKENIZER, META = "tokens.bin", "tokenizer.json", "meta.json"
@@ -37,7 +37,6 @@ BATCH_SIZE = 1 << 20  # characters encoded at a time, by all cores; up to 150 MB
 PIECE_SIZE = 1 << 18  # bytes; large enough to encode efficiently, small enough to give every core some pieces
 LONG_WORD = re.compile(r"(\S{1024}|\s{1024})")
 MAX_OVERLAP = 0.01  # of the validation tokens; above that, the loss is too low
-SHOWN_OVERLAP = 0.00005  # less is 0.00%
 FEW_TARGETS = 1000
 
 
@@ -69,7 +68,8 @@ class PreparedText:
                 raise ValueError(f"{name} does not match its checksum")
         of_text = meta.pop("sources")[""]
         tokenizer = load_tokenizer((folder / TOKENIZER).read_text(encoding="utf-8"))
-        return cls(folder, meta | of_text, for_documents(tokenizer))
+        tokenizer.encode_special_tokens = True
+        return cls(folder, meta | of_text, tokenizer)
 
     def tokens(self, split: Split) -> np.ndarray:
         """Token ids of one part, (number of tokens,), memory-mapped, in the dtype of the file."""
@@ -124,24 +124,22 @@ def prepare(source: Source, *, progress: bool = True) -> PreparedText:
         texts = training_texts(pieces_of(source, plan, "train"), budgets["train"], config)
         tokenizer = build(config, tqdm(texts, "training the tokenizer", unit=" pieces", **PROGRESS))
         (folder / TOKENIZER).write_bytes(tokenizer.to_str(pretty=True).encode())  # `tokenizer.save` raises Exception
-        vocab_size, eot_id = n_ids(tokenizer), tokenizer.token_to_id(config.eot)
-        assert eot_id is not None
-        dtype = np.dtype(np.uint16 if vocab_size <= MAX_UINT16_VOCAB else np.uint32)
         with (folder / TOKENS).open("wb") as file:
             counts = {
-                split: write_part(file, dtype, pieces_of(source, plan, split), split, budget, tokenizer, eot_id)
+                split: write_part(file, tokenizer, config.eot, pieces_of(source, plan, split), budget, split)
                 for split, budget in budgets.items()
             }
         if empty := [split for split in counts if not counts[split]["tokens"]]:
             cause = f"the {empty[0]} part of {source.name} is empty" + (f" ({source.note})" if source.note else "")
             raise ValueError(f"data: {cause}; give more text, or change data.val_fraction or data.val_path")
-        of_text["counts"] = counts
+        vocab_size, dtype = n_ids(tokenizer), dtype_of(tokenizer)
         train, val = np.split(np.memmap(folder / TOKENS, dtype, mode="r"), [counts["train"]["tokens"]])
         sizes = {split: each["bytes"] for split, each in counts.items()}
+        of_text["counts"] = counts
         of_text["overlap"] = measure_overlap(train, val, vocab_size, sizes["val"] / len(val))
         of_text["split"] = {"rule": plan.rule, "val_share": sizes["val"] / sum(sizes.values())}
         meta = {**settings, "fingerprint": fingerprint, "kind": source.name, "dtype": dtype.name}
-        meta |= {"vocab_size": vocab_size, "eot_id": eot_id}
+        meta |= {"vocab_size": vocab_size, "eot_id": tokenizer.token_to_id(config.eot)}
         meta |= {"files": {name: size_and_sha256(folder / name) for name in (TOKENIZER, TOKENS)}}
         content = json.dumps({**meta, "sha256": sha256_of(meta)}, indent=2) + "\n"
         (folder / META).write_text(content, encoding="utf-8")
@@ -149,7 +147,7 @@ def prepare(source: Source, *, progress: bool = True) -> PreparedText:
             print(*filter(None, (source.note, describe_split(of_text))), sep="\n", file=sys.stderr)
 
     folder = resolve_cache_dir(source.cache_dir) / f"{source.name}-{fingerprint[:16]}"
-    return read_or_write(folder, "prepares", write, partial(PreparedText.read, fingerprint=fingerprint))
+    return read_or_write(folder, write, partial(PreparedText.read, fingerprint=fingerprint))
 
 
 class Piece(NamedTuple):
@@ -184,13 +182,7 @@ def training_texts(pieces: Iterable[Piece], budget: int | None, config: Tokenize
 
 
 def write_part(
-    file: BinaryIO,
-    dtype: np.dtype,
-    pieces: Iterable[Piece],
-    split: Split,
-    budget: int | None,
-    tokenizer: Tokenizer,
-    eot_id: int,
+    file: BinaryIO, tokenizer: Tokenizer, eot: str, pieces: Iterable[Piece], budget: int | None, split: Split
 ) -> dict[str, int]:
     """Writes the ids of the pieces, with end-of-text after each document, until these end or the budget is reached.
 
@@ -200,7 +192,8 @@ def write_part(
         not have.
     """
     counts: dict[str, int] = dict.fromkeys(("documents", "tokens", "targets", "bytes", "first_bytes", "unknown"), 0)
-    unknown, starts_document = unknown_id(tokenizer), True
+    dtype, eot_id, unknown = dtype_of(tokenizer), tokenizer.token_to_id(eot), unknown_id(tokenizer)
+    starts_document = True
     with tqdm(desc=f"encoding the {split} part", total=budget, unit="token", unit_scale=True, **PROGRESS) as bar:
         for piece, ids in encode(tokenizer, pieces):
             if counts["tokens"] == 0:
@@ -244,16 +237,20 @@ def first_token_bytes(tokenizer: Tokenizer, text: str) -> int:
     return len(text[: encoding.offsets[1][0] if len(encoding.ids) > 1 else len(text)].encode())
 
 
+def dtype_of(tokenizer: Tokenizer) -> np.dtype:
+    """Of the ids in the file."""
+    return np.dtype(np.uint16 if n_ids(tokenizer) <= MAX_UINT16_VOCAB else np.uint32)
+
+
 def describe_split(meta: Mapping[str, Any]) -> str:
     """One line about the validation part, and how much of it occurs in the training part."""
-    split, overlap = meta["split"], meta["overlap"]["share"]
+    split, overlap, n_targets = meta["split"], meta["overlap"]["share"], meta["counts"]["val"]["targets"]
     line = f"validation is {split['val_share']:.1%} of the text: {split['rule']}"
-    if overlap >= SHOWN_OVERLAP:
-        line += f"; {overlap:.2%} of its tokens lie in passages that also occur in the training part"
+    line += f"; {overlap:.2%} of its tokens lie in passages that also occur in the training part"
     if overlap > MAX_OVERLAP:
         line += ", so the loss on them is too low; remove repeated text, or give separate text with data.val_path"
-    if (n := meta["counts"]["val"]["targets"]) < FEW_TARGETS:
-        line += f"; a loss on its {n} tokens says little, so give more text"
+    if n_targets < FEW_TARGETS:
+        line += f"; a loss on its {n_targets} tokens says little, so give more text"
     return line
 
 

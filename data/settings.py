@@ -96,8 +96,6 @@ def build(group: type, values: Mapping[str, Any], prefix: str = "") -> Any:
         inner = group_of(fields[name])
         if inner is not None and isinstance(value, Mapping):
             value = build(inner, value, key)
-        elif inner is not None and not isinstance(value, inner | None):
-            raise ValueError(f"{key}={typed(value)} must be a group of settings; change one, such as {key}.KEY=VALUE")
         elif isinstance(value, float) and value.is_integer() and float not in parts_of(fields[name].annotation):
             value = int(value)  # 1e3
         built[name] = value
@@ -197,12 +195,8 @@ def printable(text: object, keep: str = "") -> str:
     return "".join(x if x.isprintable() or x in keep else x.encode("unicode_escape").decode("ascii") for x in str(text))
 
 
-def first_line(error: BaseException) -> str:
-    """Of the message of a library's error, or the name of its class."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-def one_line(text: str) -> str:
-    """At most 600 characters without line breaks and control characters, since a file can contain any."""
+def one_line(error: object) -> str:
+    """A text, or the message of a library's error, in at most 600 characters without line breaks."""
+    text = str(error).strip() or type(error).__name__
     text = text if len(text) <= 600 else f"{text[:300]} ... {text[-295:]}"
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())

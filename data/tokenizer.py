@@ -2,7 +2,7 @@
 
 The end-of-text token separates documents. It is inserted as an id and never comes from text: `build` sets
 `encode_special_tokens`, so that a document that contains "<|endoftext|>" does not become two. The flag is not part of
-the saved JSON; `for_documents` sets it again.
+the saved JSON.
 """
 
 import os
@@ -17,7 +17,7 @@ from pydantic.dataclasses import dataclass
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from tril.data.cache import sha256_of_file
-from tril.data.settings import first_line, setting, strict_settings
+from tril.data.settings import one_line, setting, strict_settings
 
 UNKNOWN = "<|unknown|>"  # of kind "char" only
 MIN_BPE_VOCAB_SIZE = 256 + 1  # every byte, and end-of-text
@@ -51,17 +51,21 @@ class TokenizerConfig:
 
     @model_validator(mode="after")
     def _check(self) -> "TokenizerConfig":
-        if self.kind in ("file", "hub") and not self.path:
+        if self.is_loaded and not self.path:
             needs = "kind=file needs a tokenizer.json, and kind=hub a repository, such as openai-community/gpt2"
             raise ValueError(f"data.tokenizer.path is missing; {needs}")
         return self
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether the tokenizer comes from a tokenizer.json of others."""
+        return self.kind in ("file", "hub")
 
     def fingerprint(self) -> dict[str, Any]:
         """JSON values that, together with the text, determine the tokenizer.
 
         Raises:
-            OSError: there is no such file; or the hub cannot be reached and has never been, or does not know the
-                repository or the revision.
+            OSError: see `json_file`.
         """
         values: dict[str, Any] = {"kind": self.kind, "eot": self.eot}
         if self.kind == "bpe":
@@ -77,7 +81,8 @@ class TokenizerConfig:
         """The tokenizer.json of kinds "file" and "hub"; a file of the hub lies in a folder named after its commit.
 
         Raises:
-            OSError: there is no such file, or the hub cannot be reached.
+            OSError: there is no such file; or the hub cannot be reached and has never been, or does not know the
+                repository or the revision.
         """
         try:
             if self.kind == "hub":  # without network, the download of an earlier start is used
@@ -86,26 +91,97 @@ class TokenizerConfig:
                 return Path(hf_hub_download(str(self.path), "tokenizer.json", revision=self.revision))
             return Path(str(self.path)).expanduser().resolve(strict=True)
         except Exception as error:  # network, server and library errors have no common base class
-            raise _unreadable(self, error) from error
+            remedy = "give a tokenizer.json with kind=file; with kind=hub, check path, revision and network"
+            raise OSError(f"cannot read data.tokenizer.path={self.path}: {one_line(error)}; {remedy}") from error
 
 
 def build(config: TokenizerConfig, texts: Iterable[str] = ()) -> Tokenizer:
-    """Trains or loads the tokenizer.
+    """Trains or loads the tokenizer, which encodes all of a text as text.
 
     Args:
-        texts: the training part; only kinds "bpe" and "char" read it.
+        texts: the training part; a loaded tokenizer is tested on its beginning.
 
     Raises:
-        ValueError: a loaded tokenizer has no end-of-text token.
+        ValueError: a loaded tokenizer has no end-of-text token, or changes the text.
         OSError: a tokenizer cannot be read, or the hub cannot be reached.
     """
-    kinds = {"bpe": _byte_level, "byte": _byte_level, "char": _characters, "file": _existing, "hub": _existing}
-    return for_documents(kinds[config.kind](config, texts))
-
-
-def for_documents(tokenizer: Tokenizer) -> Tokenizer:
-    """The same object, which now encodes all of a text as text."""
+    if config.is_loaded:
+        return load_checked(config, texts)
+    tokenizer = train_characters(config.eot, texts) if config.kind == "char" else train_byte_level(config, texts)
     tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def train_byte_level(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
+    """Byte-level BPE (Radford et al. 2019) trained on `texts`; of kind "byte" without merges. Exact for every text."""
+    is_bpe = config.kind == "bpe"
+    read = list(first_bytes(texts, config.train_bytes)) if is_bpe else []
+    n_bytes = sum(len(text.encode()) for text in read)
+    auto_size = max(MIN_BPE_VOCAB_SIZE, min(256 + n_bytes // BYTES_PER_MERGE, AUTO_VOCAB_SIZE))
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=is_bpe)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=config.vocab_size or auto_size,
+        special_tokens=[config.eot],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(read, trainer)
+    return tokenizer
+
+
+def train_characters(eot: str, texts: Iterable[str]) -> Tokenizer:
+    """One token per character of `texts`, in code point order: BPE without merges, which is fast."""
+    tokens = [eot, UNKNOWN, *sorted(set(chain.from_iterable(texts)))]
+    tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=[], unk_token=UNKNOWN))
+    tokenizer.decoder = decoders.Fuse()  # joins tokens without a separator
+    tokenizer.add_special_tokens([AddedToken(eot, special=True, normalized=False)])
+    return tokenizer
+
+
+def load_checked(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
+    """The tokenizer.json of the settings, if it gives the first CHECKED_BYTES of `texts` back."""
+    name = f"data.tokenizer.path={config.path}"
+    try:
+        tokenizer = load_tokenizer(config.json_file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
+    tokenizer.encode_special_tokens = True
+    if tokenizer.token_to_id(config.eot) is None:
+        special = [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special]
+        raise ValueError(f"{name} has no data.tokenizer.eot={config.eot}; choose one of {' '.join(special) or 'none'}")
+    for text in first_bytes(texts, CHECKED_BYTES):
+        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        decoded = tokenizer.decode(ids, skip_special_tokens=False)
+        if decoded != text and unknown_id(tokenizer) not in ids:
+            start = len(os.path.commonprefix([text, decoded]))
+            change = f"{text[start : start + SHOWN]!r} becomes {decoded[start : start + SHOWN]!r}"
+            raise ValueError(f"{name} changes the text: {change}; use one that keeps it, such as byte-level BPE")
+    return tokenizer
+
+
+def first_bytes(texts: Iterable[str], limit: int) -> Iterator[str]:
+    """The texts, up to about `limit` bytes."""
+    for text in texts:
+        yield text[:limit]
+        limit -= len(text.encode())
+        if limit <= 0:
+            return
+
+
+def load_tokenizer(content: str) -> Tokenizer:
+    """The tokenizer of a tokenizer.json.
+
+    Raises:
+        ValueError: it cannot be read; one line.
+    """
+    try:
+        tokenizer = Tokenizer.from_str(content)
+    except Exception as error:  # the library raises no other class
+        raise ValueError(f"the tokenizer cannot be read ({one_line(error)}); use another one") from error
+    tokenizer.no_truncation()  # settings of a downloaded tokenizer; both would change the text
+    tokenizer.no_padding()
     return tokenizer
 
 
@@ -127,88 +203,6 @@ def check_ids(tokenizer: Tokenizer, vocab_size: int) -> None:
         raise ValueError(f"the tokenizer's {needed} tokens exceed {limit}")
 
 
-def load_tokenizer(content: str) -> Tokenizer:
-    """The tokenizer of a tokenizer.json.
-
-    Raises:
-        ValueError: it cannot be read; one line.
-    """
-    try:
-        tokenizer = Tokenizer.from_str(content)
-    except Exception as error:  # the library raises no other class
-        raise ValueError(f"the tokenizer cannot be read ({first_line(error)}); use another one") from error
-    tokenizer.no_truncation()  # settings of a downloaded tokenizer; both would change the text
-    tokenizer.no_padding()
-    return tokenizer
-
-
-def _byte_level(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
-    """Byte-level BPE (Radford et al. 2019) trained on `texts`; of kind "byte" without merges. Exact for every text."""
-    is_bpe = config.kind == "bpe"
-    texts = first_bytes(texts, config.train_bytes) if is_bpe else iter(())
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=is_bpe)
-    tokenizer.decoder = decoders.ByteLevel()
-    size = config.vocab_size if is_bpe else MIN_BPE_VOCAB_SIZE
-    if size is None:
-        size, texts = _auto_vocab_size(texts)
-    trainer = trainers.BpeTrainer(
-        vocab_size=size,
-        special_tokens=[config.eot],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    return tokenizer
-
-
-def _auto_vocab_size(texts: Iterator[str]) -> tuple[int, Iterator[str]]:
-    """256, and one token for each BYTES_PER_MERGE bytes of the texts, at most AUTO_VOCAB_SIZE; and the same texts."""
-    first, size = [], 0
-    for text in texts:
-        first.append(text)
-        size += len(text.encode())
-        if size >= AUTO_VOCAB_SIZE * BYTES_PER_MERGE:
-            break
-    return max(MIN_BPE_VOCAB_SIZE, min(256 + size // BYTES_PER_MERGE, AUTO_VOCAB_SIZE)), chain(first, texts)
-
-
-def _characters(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
-    """One token per character of `texts`, in code point order: BPE without merges, which is fast."""
-    tokens = [config.eot, UNKNOWN, *sorted(set(chain.from_iterable(texts)))]
-    tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=[], unk_token=UNKNOWN))
-    tokenizer.decoder = decoders.Fuse()  # joins tokens without a separator
-    tokenizer.add_special_tokens([AddedToken(config.eot, special=True, normalized=False)])
-    return tokenizer
-
-
-def _existing(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
-    """The tokenizer.json of the settings, if it gives the first CHECKED_BYTES of `texts` back."""
-    try:
-        tokenizer = for_documents(load_tokenizer(config.json_file.read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
-        raise _unreadable(config, error) from error
-    if tokenizer.token_to_id(config.eot) is None:
-        special = [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special]
-        known = f"its special tokens are {' '.join(special) or 'none'}"
-        raise ValueError(f"data.tokenizer.eot={config.eot} is not a token of {config.path}; {known}")
-    for text in first_bytes(texts, CHECKED_BYTES):
-        ids = tokenizer.encode(text, add_special_tokens=False).ids
-        decoded = tokenizer.decode(ids, skip_special_tokens=False)
-        if decoded != text and unknown_id(tokenizer) not in ids:
-            start = len(os.path.commonprefix([text, decoded]))
-            change = f"{text[start : start + SHOWN]!r} becomes {decoded[start : start + SHOWN]!r}"
-            remedy = "use one that keeps it, such as byte-level BPE"
-            raise ValueError(f"data.tokenizer.path={config.path} changes the text: {change}; {remedy}")
-    return tokenizer
-
-
-def _unreadable(config: TokenizerConfig, error: Exception) -> OSError:
-    hub_remedy = "check path, revision and network, set HF_ENDPOINT to a mirror, or use kind=file"
-    remedy = hub_remedy if config.kind == "hub" else "give a tokenizer.json"
-    return OSError(f"cannot read a tokenizer from data.tokenizer.path={config.path} ({first_line(error)}); {remedy}")
-
-
 def encode_prompt(tokenizer: Tokenizer, prompt: str) -> list[int]:
     """The ids of a prompt.
 
@@ -222,11 +216,3 @@ def encode_prompt(tokenizer: Tokenizer, prompt: str) -> list[int]:
         cause = f"the prompt has {', '.join(map(repr, missing))}, which the tokenizer does not know"
         raise ValueError(f"{cause}; use only characters of the training text")
     return encoding.ids
-
-
-def first_bytes(texts: Iterable[str], limit: int) -> Iterator[str]:
-    for text in texts:
-        yield text[:limit]
-        limit -= len(text.encode())
-        if limit <= 0:
-            return

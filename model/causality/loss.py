@@ -314,7 +314,7 @@ def check_overlap(train: Tensor | None, validation: Tensor | None) -> Result:
     Raises:
         ValueError: one of them is missing, is empty, or has another type or shape.
     """
-    from tril.data.overlap import PASSAGE_TOKENS, cover, occurring
+    from tril.data.overlap import PASSAGE_TOKENS, covered, occurring
 
     texts = [x for x in (train, validation) if isinstance(x, Tensor) and x.dim() == 1 and not x.is_floating_point()]
     if len(texts) < 2 or not all(map(len, texts)) or min(int(text.min()) for text in texts) < 0:
@@ -323,7 +323,7 @@ def check_overlap(train: Tensor | None, validation: Tensor | None) -> Result:
     size = min(PASSAGE_TOKENS, max(MIN_PASSAGE_TOKENS, len(ids) // 64), len(ids))
     n_ids = int(max(text.max() for text in texts)) + 1
     starts = occurring(train_ids, ids, size, n_ids)  # (N - n + 1,)
-    share = float(cover(starts, size).mean())
+    share = covered(starts.nonzero()[0], size) / len(ids)
     where = ""
     if share > MAX_SHARE:
         what = f"{100 * share:.1f}% of the validation tokens lie in passages of {size} tokens of the training text"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from tril.data.settings import first_line, typed
+from tril.data.settings import one_line, typed
 from tril.model.training.settings import Accelerator, Compile, Precision
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
@@ -71,7 +71,7 @@ def compile_error(device: str) -> str | None:
     try:
         torch.compile(torch.neg)(torch.ones(1, device=device))
     except Exception as error:  # of any step: a compiler may be missing, or there without its headers or OpenMP
-        return first_line(error)
+        return one_line(error)
     return None
 
 
