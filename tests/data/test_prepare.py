@@ -1,4 +1,4 @@
-"""Prepared texts: tokens, bytes and documents, damage, overlap, and what is said about them."""
+"""Prepared texts: tokens, bytes and documents, damage, and overlap:  python -m pytest tests/data/test_prepare.py"""
 
 import random
 import time
@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from filelock import FileLock
-from tokenizers import normalizers
 
 from tests.data.test_text import write
 from tril.data import overlap
@@ -16,7 +15,7 @@ from tril.data.overlap import measure_overlap
 from tril.data.prepare import Piece, prepare, training_texts
 from tril.data.sources import parse
 from tril.data.sources.files import Files
-from tril.data.tokenizer import TokenizerConfig, _auto_vocab_size, build
+from tril.data.tokenizer import TokenizerConfig
 
 TEXT = "".join(random.Random(0).choices("abcde fgh\u00e9\u6f22\U0001f469\n", k=6000))
 BYTE = {"tokenizer": {"kind": "byte"}}
@@ -27,8 +26,7 @@ def settings(tmp_path, monkeypatch):
     """Of text.txt in the working directory, next to another text."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TRIL_CACHE", str(tmp_path / "cache"))
-    Path("text.txt").write_text(TEXT, "utf-8")
-    Path("a.txt").write_text("".join(f"alpha {i} and alpha {i * i}\n" for i in range(300)))
+    write(Path(), {"text.txt": TEXT, "a.txt": "".join(f"alpha {i} and alpha {i * i}\n" for i in range(300))})
     return {"source": "files", "path": "text.txt"}
 
 
@@ -40,20 +38,13 @@ def prepared(settings, **changed):
 @pytest.mark.parametrize("first", ["a", "\u6f22"])
 def test_the_bytes_of_all_targets_are_those_of_their_tokens(settings, kind, first):
     """The first token of the validation part is no target; of kind "byte" it ends within a character."""
-    Path("val.txt").write_text(first + TEXT, "utf-8")
+    write(Path(), {"val.txt": first + TEXT})
     text = prepared(settings, val_path="val.txt", tokenizer={"kind": kind})
     ids = text.tokens("val").tolist()
     names = [text.tokenizer.id_to_token(i) for i in ids[1:-1]]  # without end-of-text
-    expected = sum(len(name.encode()) for name in names) if kind == "char" else sum(map(len, names))
-    assert text.val_bytes(len(ids) - 1) == expected
-    if kind == "char":
-        assert text.val_bytes(40) == sum(len(name.encode()) for name in names[:40])
-
-
-@pytest.mark.parametrize(("n_bytes", "size"), [(0, 257), (46_000, 345), (1 << 20, 2304), (3 << 20, 4096)])
-def test_the_vocabulary_follows_the_size_of_the_text(n_bytes, size):
-    found, same = _auto_vocab_size(iter(["é" * (n_bytes // 4)] * 2))  # of two bytes
-    assert found == size and list(same) == ["é" * (n_bytes // 4)] * 2
+    sizes = [len(name.encode()) if kind == "char" else len(name) for name in names]
+    assert text.val_bytes(len(ids) - 1) == sum(sizes)
+    assert kind != "char" or text.val_bytes(40) == sum(sizes[:40])
 
 
 def test_a_changed_byte_anywhere_in_the_cache_is_noticed(settings, caplog):
@@ -68,7 +59,7 @@ def test_a_changed_byte_anywhere_in_the_cache_is_noticed(settings, caplog):
             (text.folder / name).write_bytes(changed)
             caplog.clear()
             again = prepared(settings, **BYTE)
-            assert "is damaged (" in caplog.text, (name, position)
+            assert str(text.folder) in caplog.text, (name, position)
             assert (again.tokens("train") == text.tokens("train")).all()
     (text.folder / "tokens.bin").unlink()
     assert prepared(settings, **BYTE).tokens("val").tolist() == text.tokens("val").tolist()
@@ -81,18 +72,17 @@ def test_a_process_waits_for_another_one_that_prepares_and_reads_what_it_wrote(s
     with ThreadPoolExecutor() as pool:
         with FileLock(folder.with_name(f".{folder.name}.lock")):  # as the other process holds it
             waiting = pool.submit(prepared, settings, **BYTE)
-            while "waiting for another process, which prepares " not in printed:
+            while str(folder) not in printed:
                 assert not waiting.done(), waiting.exception()
                 time.sleep(0.01)
                 printed += capsys.readouterr().err
             other.rename(folder)
         assert waiting.result().folder == folder
-    assert [path.name for path in folder.parent.iterdir()] == [folder.name]  # no lock is left
 
 
 def test_a_budget_ends_a_part_with_the_piece_that_reaches_it(settings):
     lines = "".join(f"{i:015}\n" for i in range(100_000))  # 16 bytes each; a piece has 2^18 characters
-    Path("text.txt").write_text(lines)
+    write(Path(), {"text.txt": lines})
     text = prepared(settings, token_budget=300_000, val_token_budget=5, **BYTE)
     n_train = 2 * ((1 << 18) + 16)  # to the end of a line
     assert [len(text.tokens(split)) for split in ("train", "val")] == [n_train, len(lines) // 20 + 1]
@@ -107,7 +97,7 @@ def test_what_changes_the_tokens_changes_the_fingerprint(settings, monkeypatch, 
     monkeypatch.setattr(Files, "documents", lambda *_: pytest.fail("read again"))
     for same in ({"batch_size": 3}, {"document_mask": True}, {"tokenizer": {"vocab_size": None}}):
         assert prepared(settings, **same).meta["fingerprint"] in found
-    assert capsys.readouterr().err.count("validation is ") == len(changes)  # once for each text
+    assert len(capsys.readouterr().err.splitlines()) == len(changes)  # one for each text
 
 
 def covered(train, val, length):
@@ -136,7 +126,7 @@ def test_overlap_is_what_a_search_finds(length, monkeypatch):
 
 
 def test_documents_are_separated_by_their_first_tokens(settings):
-    write(Path(), {f"{name}.md": name.encode() * 50 for name in "abc"})
+    write(Path(), {f"{name}.md": name * 50 for name in "abc"})
     text = prepared(settings, path="[ab].md", val_path="c.md", **BYTE)
     ids, documents = text.tokens("train").tolist(), text.documents("train").tolist()
     assert documents == [0] * 50 + [1] * 51 + [2]
@@ -145,7 +135,7 @@ def test_documents_are_separated_by_their_first_tokens(settings):
 
 def test_the_tokenizer_knows_the_training_part_only_and_copies_are_in_one_part(settings):
     words = ["".join(random.Random(i).choices("bdfghklmnprstvz", k=8)) for i in range(20)]
-    write(Path("own"), {f"{i}.md": f" {words[i % 20]}".encode() * 40 for i in range(30)})  # ten of them twice
+    write(Path("own"), {f"{i}.md": f" {words[i % 20]}" * 40 for i in range(30)})  # ten of them twice
     text = prepared(settings, path="own/*.md", val_fraction=0.2, tokenizer={"kind": "bpe", "vocab_size": 700})
     parts = [text.tokenizer.decode(text.tokens(split).tolist()).split() for split in ("train", "val")]
     train, val = ({word for word in part if word in words} for part in parts)
@@ -153,25 +143,8 @@ def test_the_tokenizer_knows_the_training_part_only_and_copies_are_in_one_part(s
     assert train == {word for word in words if len(text.tokenizer.encode(f" {word}").ids) == 1}
 
 
-def test_long_words_are_cut_before_a_tokenizer_is_trained(settings):
+def test_long_words_are_cut_before_a_tokenizer_is_trained():
     text = "word " + "x" * 5000 + " 漢" * 9 + " " * 3000 + "end"
     parts = list(training_texts([Piece(text, True)], None, TokenizerConfig()))
     assert "".join(parts) == text and max(len(word) for part in parts for word in part.split(" ")) == 1024
     assert list(training_texts([Piece(TEXT, True)], None, TokenizerConfig())) == [TEXT]
-
-
-@pytest.mark.parametrize("normalizer", [normalizers.Lowercase(), normalizers.Strip(), normalizers.NFC()])
-def test_a_tokenizer_that_changes_the_text_is_an_error(settings, normalizer):
-    tokenizer = build(TokenizerConfig(kind="byte"))
-    tokenizer.normalizer = normalizer
-    tokenizer.save("tokenizer.json")
-    Path("text.txt").write_text("  A, e\u0301 and no more of it\n" * 300, "utf-8")
-    with pytest.raises(ValueError, match="data.tokenizer.path=tokenizer.json changes the text: .* becomes"):
-        prepared(settings, tokenizer={"kind": "file", "path": "tokenizer.json"})
-
-
-@pytest.mark.parametrize(("n_characters", "warned"), [(600, True), (60_000, False)])
-def test_few_validation_tokens_are_said_to_measure_little(settings, capsys, n_characters, warned):
-    Path("text.txt").write_text(TEXT[:n_characters] * 10, "utf-8")
-    prepared(settings, **BYTE)
-    assert ("says little" in capsys.readouterr().err) == warned

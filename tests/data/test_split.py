@@ -6,9 +6,9 @@ from itertools import combinations
 
 import pytest
 
-from tests.data.test_text import documents, text_of
+from tests.data.test_text import documents, write
 from tril.data.sources.files import Files
-from tril.data.split import Content, choose_val, plan_split, split_text
+from tril.data.split import Content, choose_val, split_text
 
 WORDS = ["".join(random.Random(i).choices("bdfghklmnprstvz", k=9)) for i in range(400)]
 
@@ -24,7 +24,7 @@ def test_a_split_has_the_wanted_size_and_no_document_that_shares_text_with_anoth
     copied = chance.sample(range(60), 20)
     for i, j in zip(copied[::2], copied[1::2], strict=True):  # a passage, or all
         contents[i] = contents[j] if chance.random() < 0.3 else contents[i] + contents[j][:300]
-    named = {f"{i}": Content(text) for i, text in enumerate(contents)}
+    named = {f"{i}": Content.of(text) for i, text in enumerate(contents)}
     val = choose_val(named, 0.15)
     assert val and not val & {str(i) for i in (*copied, *range(60, 68))}
     share = sum(named[name].size for name in val) / sum(document.size for document in named.values())
@@ -33,18 +33,16 @@ def test_a_split_has_the_wanted_size_and_no_document_that_shares_text_with_anoth
     for i, j in combinations(range(60), 2):
         if str(i) in val or str(j) in val:
             assert not passages[i] & passages[j]
-    more = choose_val(named | {"z" * 9: Content(sentences(1, 99)[0])}, 0.15)  # most of it stays
+    more = choose_val(named | {"z" * 9: Content.of(sentences(1, 99)[0])}, 0.15)  # most of it stays
     assert len(val & more) >= 0.7 * len(val)
 
 
 def test_where_all_share_text_the_end_of_each_document_is_for_validation(tmp_path):
     whole = "".join(f"line {i}\n" for i in range(100))
-    for name in "abcd":
-        (tmp_path / f"{name}.txt").write_text(whole)
+    write(tmp_path, {f"{name}.txt": whole for name in "abcd"})
     source = Files(path=str(tmp_path), val_fraction=0.1)
-    train, val = (text_of(source, split) for split in ("train", "val"))
-    assert (train, val) == (whole[: len(train) // 4] * 4, whole[len(train) // 4 :] * 4)
-    assert 0.08 < len(val) / 3160 < 0.12 and plan_split(source).rule.startswith("the end of each of 4 documents")
+    (train, *_), (val, *_) = parts = [documents(source, split) for split in ("train", "val")]
+    assert parts == [[train] * 4, [val] * 4] and train + val == whole and 0.08 < len(val) / len(whole) < 0.12
 
 
 @pytest.mark.parametrize("text", ["sentence\n" * 111, "word " * 200, "é" * 500, "日" * 334])
@@ -58,8 +56,7 @@ def test_more_rows_than_are_compared_are_split_by_their_content(tmp_path, monkey
     monkeypatch.setattr("tril.data.split.MAX_DOCUMENTS", 50)
     rows = [f"row {i % 300}" for i in range(600)]
     written = [*rows, "half a pair \ud83d"]  # which no tokenizer reads
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in written))
+    write(tmp_path, {"rows.jsonl": "".join(json.dumps({"text": row}) + "\n" for row in written)})
     source = Files(path=str(tmp_path / "rows.jsonl"), val_fraction=0.2)
     train, val = (documents(source, split) for split in ("train", "val"))
     assert sorted(train + val) == sorted([*rows, "half a pair ?"]) and not set(train) & set(val) and 60 < len(val) < 180
-    assert plan_split(source).rule == "rows by a hash of their content"
