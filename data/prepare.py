@@ -9,7 +9,6 @@ is prepared again.
 import codecs
 import hashlib
 import json
-import logging
 import os
 import re
 import sys
@@ -209,9 +208,6 @@ def write_part(
             if budget is not None and counts["tokens"] >= budget:
                 break
     counts["targets"] = max(counts["tokens"] - 1, 0)
-    if counts["unknown"]:
-        message = "%d of %d tokens of the %s part are unknown to the tokenizer"
-        logging.getLogger(__name__).warning(message, counts["unknown"], counts["tokens"], split)
     return counts
 
 
@@ -245,12 +241,15 @@ def dtype_of(tokenizer: Tokenizer) -> np.dtype:
 def describe_split(meta: Mapping[str, Any]) -> str:
     """One line about the validation part, and how much of it occurs in the training part."""
     split, overlap, n_targets = meta["split"], meta["overlap"]["share"], meta["counts"]["val"]["targets"]
+    n_unknown = sum(counts["unknown"] for counts in meta["counts"].values())
     line = f"validation is {split['val_share']:.1%} of the text: {split['rule']}"
     line += f"; {overlap:.2%} of its tokens lie in passages that also occur in the training part"
     if overlap > MAX_OVERLAP:
         line += ", so the loss on them is too low; remove repeated text, or give separate text with data.val_path"
     if n_targets < FEW_TARGETS:
         line += f"; a loss on its {n_targets} tokens says little, so give more text"
+    if n_unknown:
+        line += f"; {n_unknown} tokens of the text are unknown to the tokenizer"
     return line
 
 

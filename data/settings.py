@@ -92,7 +92,8 @@ def build(group: type, values: Mapping[str, Any], prefix: str = "") -> Any:
     for name, value in values.items():
         key = f"{prefix}.{name}" if prefix else str(name)
         if name not in fields:
-            raise ValueError(f"there is no setting {key}{nearest(str(name), fields, prefix)}")
+            keys = [f"{prefix}.{each}" if prefix else each for each in fields]
+            raise ValueError(f"there is no setting {key}{nearest(key, keys)}")
         inner = group_of(fields[name])
         if inner is not None and isinstance(value, Mapping):
             value = build(inner, value, key)
@@ -157,13 +158,11 @@ def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
     return tree
 
 
-def nearest(name: str, choices: Collection[str], prefix: str = "") -> str:
+def nearest(name: str, choices: Collection[str]) -> str:
     """The end of an error message: the choice most similar to `name`, or all choices."""
-    prefix = f"{prefix}." if prefix else ""
-    close = difflib.get_close_matches(name, list(choices), n=1)
-    if close:
-        return f"; did you mean {prefix}{close[0]}?"
-    return f"; choose one of {', '.join(prefix + key for key in sorted(choices))}"
+    if close := difflib.get_close_matches(name, list(choices), n=1):
+        return f"; did you mean {close[0]}?"
+    return f"; choose one of {', '.join(sorted(choices))}"
 
 
 def explain(error: ValidationError) -> str:

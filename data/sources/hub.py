@@ -83,9 +83,7 @@ class Hub(Source):
         options = {"split": name, "revision": self.commit, "streaming": self.streaming}
         try:
             for number, row in enumerate(datasets.load_dataset(self.repo, self.config, **options)):
-                yield Document(
-                    str(number), text_of_row(row, self.text_field, f"split {name}, row {number}"), is_row=True
-                )
+                yield Document(str(number), text_of_row(row, self.text_field), is_row=True)
         except Exception as error:  # as above
             raise self._unreadable(error) from error
 
