@@ -11,7 +11,6 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from tests.contract.harness import train
 from tril.data.sources import SOURCES, parse
-from tril.data.sources.hub import Hub
 from tril.data.tokenizer import AUTO_VOCAB_SIZE, TokenizerConfig
 from tril.model.gpt import GPT
 from tril.scripts.cli.app import compose
@@ -43,25 +42,6 @@ MEASURES = {
 SLOW = pytest.mark.slow
 NAMES = sorted(path.stem for path in (CONFIGS / "data").glob("*.yaml"))
 YAMLS = {name: compose("train", [f"data={name}"]).settings["data"] for name in NAMES}
-HUBS = {
-    "tinystories": Hub(repo="roneneldan/TinyStories"),
-    "wikitext103": Hub(
-        repo="Salesforce/wikitext",
-        config="wikitext-103-raw-v1",
-        row_ends_document=False,
-        tokenizer=TokenizerConfig(vocab_size=8192),
-    ),
-    "fineweb_edu": Hub(
-        repo="HuggingFaceFW/fineweb-edu",
-        config="sample-10BT",
-        val_split=None,
-        val_fraction=0.01,
-        streaming=True,
-        token_budget=2_500_000_000,
-        val_token_budget=1_000_000,
-        tokenizer=TokenizerConfig(kind="hub", path="openai-community/gpt2", vocab_size=32768),
-    ),
-}
 
 
 def checked(*settings: str) -> RunConfig:
@@ -145,14 +125,11 @@ def test_the_runs_of_an_ablation_differ_in_its_question_alone(name):
         assert [size / found[shares.index(1)] for size in found] == pytest.approx(shares, abs=0.01), measure
 
 
-def test_shipped_yamls_have_every_key_and_give_these_sources():
+def test_shipped_yamls_have_every_key():
     """Without a key, Hydra would refuse an override of it."""
-    for values in YAMLS.values():
+    for name, values in YAMLS.items():
         assert set(values) == {"source", *(field.name for field in fields(SOURCES[values["source"]]))}
         assert set(values["tokenizer"]) == {field.name for field in fields(TokenizerConfig)}
-    parsed = {name: parse(YAMLS[name]) for name in YAMLS.keys() - {"files"}}
-    assert {name: parsed[name] for name in HUBS} == HUBS
-    assert parsed["stdlib"].tokenizer == TokenizerConfig(kind="bpe", vocab_size=None)
-    assert (parsed["stdlib"].batch_size, parsed["shakespeare"].batch_size) == (4, 4)
+        assert name == "files" or parse(values).name  # files need a path
     line = compose("train", ["data=hub", "data.repo=owner/name"])  # a source without a yaml file
     assert (line.settings["data"]["source"], line.settings["data"]["repo"]) == ("hub", "owner/name")

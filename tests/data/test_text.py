@@ -2,6 +2,7 @@
 
 import bz2
 import gzip
+import io
 import json
 import lzma
 from pathlib import Path
@@ -64,26 +65,26 @@ def table(separator):
     return f"id{separator}text\n" + "".join(f"{i}{separator}{text}\n" for i, text in enumerate(quoted))
 
 
+def parquet():
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(OBJECTS), content := io.BytesIO())
+    return content.getvalue()
+
+
 TABLES = [
     *((f"rows{ending}", LINES) for ending in (".jsonl", ".NDJSON", ".jsonlines", ".JSON", ".txt", "")),
     *(("rows.json", json.dumps(OBJECTS, indent=indent)) for indent in (None, 2)),
     ("rows.json", json.dumps([*TEXTS, ""])),
     *((name, table(separator)) for name, separator in (("rows.csv", ","), ("rows.csv", ";"), ("rows.TSV", "\t"))),
+    *((name, parquet()) for name in ("rows.parquet", "ROWS.PARQUET", "rows")),
 ]
 
 
 @pytest.mark.parametrize(("name", "content"), TABLES)
 def test_the_texts_of_a_table_are_its_documents(tmp_path, name, content):
+    content = content.encode() if isinstance(content, str) else content
     for ending, compress in (("", bytes), (".gz", gzip.compress), (".XZ", lzma.compress)):
-        write(tmp_path, {name + ending: compress(content.encode())})
+        write(tmp_path, {name + ending: compress(content)})
         assert read(tmp_path / (name + ending)) == [*TEXTS, ""]
-
-
-@pytest.mark.parametrize("name", ["rows.parquet", "ROWS.PARQUET", "rows"])
-def test_the_texts_of_a_parquet_file_are_its_documents(tmp_path, name):
-    pyarrow.parquet.write_table(pyarrow.table({"text": [*TEXTS, None], "id": range(5)}), tmp_path / name)
-    assert read(tmp_path / name) == [*TEXTS, ""]
-    assert "text, id" in error_of(lambda: read(tmp_path / name, text_field="body"))
 
 
 UNREADABLE = [  # name, content, and the parts of the message
@@ -97,6 +98,7 @@ UNREADABLE = [  # name, content, and the parts of the message
     ("a.csv", 'id,text\n1,"a\nb"\n2,c,d\n', ["line 4"]),
     ("a.csv", "id,text\n1,a\n2\n", ["line 3"]),
     ("a.parquet", "PAR1", []),
+    ("a.parquet", parquet().replace(b"text", b"tent"), ["data.text_field", "id, tent"]),
     ("a.txt.gz", gzip.compress(b"text" * 99, mtime=0)[:-9], []),
     ("a.txt.gz", b"\x1f\x8b not of gzip", []),
     ("a.txt", "é".encode("latin-1"), ["UTF-8"]),
@@ -120,7 +122,7 @@ def test_a_folder_leaves_out_what_holds_no_text_and_says_so(tmp_path):
     assert [document.text for document in source.documents("train") if document.text] == ["a", "é"]
     assert "4 of 7" in source.note and "2 .png" in source.note
     write(tmp_path, {"rows.jsonl": '{"text": "x"}\n{"other": "y"}\n'})  # a damaged table is not left out
-    assert "rows.jsonl: line 2" in error_of(lambda: read(tmp_path))
+    assert "rows.jsonl, line 2" in error_of(lambda: read(tmp_path))
 
 
 NAMES = ["a.txt", "b.md", "n/c.txt", "n/m/d.txt", "o[1]/g.txt"]
