@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -90,21 +90,20 @@ def summarize(
         "folder": str(folder),
         "sample_with": shell_command("sample", f"ckpt={folder}"),
     }
-    shape = f"({model.config.n_layers} layers, dim {model.config.dim}), {data.meta['kind']}"
-    title = f"{model.n_parameters():,} parameters {shape}\nrun {'/'.join(folder.absolute().parts[-2:])}"
+    title = f"{model.n_parameters():,} parameters, {data.meta['kind']}\nrun {'/'.join(folder.absolute().parts[-2:])}"
     plot_losses(folder / "loss.png", metrics, title, initial=None if lineage else math.log(model.config.vocab_size))
     write_json(folder / SUMMARY, summary)
     if diverged is None:
-        is_latest = any(folder.absolute().is_relative_to(Path(root).absolute()) for root in ROOTS)
-        ckpt = f"ckpt={'latest' if is_latest else folder}"
-        sample, *others = (shell_command(name, ckpt) for name in ("sample", "heads", "play"))
-        text = show(summary, [f'{sample} prompt="..."', *others])
-        print(f"\n{text}", flush=True)
+        print(f"\n{show(summary)}", flush=True)
 
 
-def show(summary: Mapping[str, Any], commands: Sequence[str]) -> str:
+def show(summary: Mapping[str, Any]) -> str:
     """The lines at the end of a run: losses, time, what was unusual, the folder, and the commands that come next."""
-    steps, seconds = summary["steps"], summary["train_seconds"]
+    steps, seconds, folder = summary["steps"], summary["train_seconds"], Path(summary["folder"])
+    is_latest = any(folder.absolute().is_relative_to(Path(root).absolute()) for root in ROOTS)
+    sample, *others = (
+        shell_command(name, f"ckpt={'latest' if is_latest else folder}") for name in ("sample", "heads", "play")
+    )
     best = f"{figures(summary, 'best_val_')}, at step {summary['best_step']:,}, in best.ckpt"
     windows = partial_validation(summary["val_windows"])
     speed = f", {summary['tokens'] / seconds:,.0f} tokens/s" if seconds else ""
@@ -117,8 +116,8 @@ def show(summary: Mapping[str, Any], commands: Sequence[str]) -> str:
         "causality": summary["causality"],
         "init from": summary["init_from"],
         "stopped": summary["stopped_early"],
-        "folder": f"{summary['folder']}: summary.json has all figures, loss.png the curve",
-        "next": f"\n{' ' * 14}".join(commands),
+        "folder": f"{folder}: summary.json has all figures, loss.png the curve",
+        "next": f"\n{' ' * 14}".join([f'{sample} prompt="..."', *others]),
     }
     return "\n".join(f"  {name:<10}  {text}" for name, text in lines.items() if text is not None)
 
@@ -133,23 +132,17 @@ def plot_losses(path: Path, metrics: Metrics, title: str, *, initial: float | No
     from matplotlib.figure import Figure  # not pyplot, which looks for a display
 
     figure = Figure(figsize=(6, 4.5), layout="constrained")
-    axes, losses = figure.subplots(), list[float]()
+    axes = figure.subplots()
     for name, label, size in (("train/loss", "training", 1), ("val/loss", "validation", 4)):
         if rows := metrics.rows(name):
-            if name == "val/loss":
-                part = partial_validation(metrics.val_windows)
-                label += f"{f' on {part}' if part else ''}, best {figures(metrics.best(), 'val/')}"
-            losses += (values := [row[name] for row in rows])
-            axes.plot([row["step"] for row in rows], values, lw=1.2, label=label, marker="o", ms=size)
+            axes.plot([row["step"] for row in rows], [row[name] for row in rows], label=label, marker="o", ms=size)
     if initial is not None:
         axes.axhline(initial, color="0.4", ls="--", lw=1, label=f"ln V = {initial:.2f}, the loss of a uniform guess")
-    if losses:  # a loss above the start and above 2.5 times the lowest one is cut, so that the rest is readable
-        axes.set_ylim(0.99 * min(losses) - 0.1, max(min(max(losses), 2.5 * min(losses)), initial or 0) + 0.2)
     axes.set(xlabel="step", ylabel="loss, nats per token", xlim=(0, None))
     axes.locator_params(axis="x", integer=True)
-    figure.legend(fontsize=9, loc="outside lower center")  # never over a curve
     axes.grid(alpha=0.3)
     axes.set_title(title, fontsize=11, parse_math=False)
+    figure.legend(fontsize=9, loc="outside lower center")  # never over a curve
     figure.savefig(path, dpi=150)
 
 

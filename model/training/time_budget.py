@@ -7,7 +7,7 @@ import contextlib
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -22,7 +22,6 @@ from tril.model.config import GPTConfig
 from tril.model.formats import clock, engineering
 from tril.model.gpt import GPT
 from tril.model.runs import Run
-from tril.model.training.callbacks.metrics import Metrics
 from tril.model.training.hardware import Hardware
 from tril.model.training.module import TrainingModule
 from tril.model.training.optim import DECAYS, build_optimizer, suitable_decay
@@ -108,26 +107,22 @@ def plan_time(
         possible = int((seconds - validations * val_seconds) / step_seconds)
         if possible * step_tokens >= TOKENS_PER_PARAMETER * gpt.n_parameters(embeddings=False):
             break
-    # up to a tenth more steps in the second plan add no validation
-    interval = max(1, math.ceil(min(possible, most) / (validations - 0.3)))
-    if keeps("trainer.val_check_interval"):
-        interval = config.trainer.val_check_interval
+    interval = config.trainer.val_check_interval
+    if not keeps("trainer.val_check_interval"):  # up to a tenth more steps in the second plan add no validation
+        interval = max(1, math.ceil(min(possible, most) / (validations - 0.3)))
     steps = min(most, fit_steps(seconds, step_seconds, val_seconds, interval))
     if steps < MIN_STEPS or val_seconds > seconds / 2:
-        least = max(MIN_STEPS * step_seconds + val_seconds, 2 * val_seconds)
-        cause = (
-            f"leaves {max(0, seconds):.0f} s to train and validate, and {least:.0f} s are needed for {MIN_STEPS} steps"
-        )
-        raise ValueError(f"minutes {cause}; raise it, or lower the time of a validation with trainer.limit_val_batches")
+        needed = max(MIN_STEPS * step_seconds + val_seconds, 2 * val_seconds)
+        problem = f"minutes leaves {max(0, seconds):.0f} s, and {MIN_STEPS} steps with validation take {needed:.0f} s"
+        raise ValueError(f"{problem}; raise it, or lower the time of a validation with trainer.limit_val_batches")
     passes = steps * step_tokens / train_tokens
     if optim.kind == "muon" and not any(keeps(f"optim.{key}") for key in DECAYS):
         optim = replace(optim, **dict.fromkeys(DECAYS, suitable_decay(passes)))
-    read = f"the run reads it {passes:.1f} times, with a weight decay of {optim.weight_decay:g}"
-    if steps == most:
-        read += "; it ends before the time, since more passes would not lower the loss"
     print(f"time    {clock(seconds)} is left to train and validate, at {step_tokens / step_seconds:,.0f} tokens/s")
     print(f"size    {shape.n_layers} layers of {shape.dim} suit a run of {engineering(steps * step_tokens)} tokens")
-    print(f"text    {read}", flush=True)
+    ends = "; it ends before the time, since more passes would not lower the loss" if steps == most else ""
+    decay = f"with a weight decay of {optim.weight_decay:g}"
+    print(f"text    the run reads it {passes:.1f} times, {decay}{ends}", flush=True)
     trainer = replace(config.trainer, max_steps=steps, val_check_interval=interval)
     planned = replace(config, model=shape, optim=optim, trainer=trainer)
     return planned, PlanSteps(planned, step_seconds=step_seconds, val_seconds=val_seconds, end=end, most=most)
@@ -155,7 +150,7 @@ def fit_steps(seconds: float, step_seconds: float, val_seconds: float, interval:
 
 
 class PlanSteps(Callback):
-    """Plans the steps once more after a fifth of them, from the time that they took.
+    """Plans the steps once more after a fifth of them: training is as much slower than planned as it was up to there.
 
     Learning rate and length of the windows are constant up to there and somewhat longer, so the run equals one that had
     the new number of steps from the start.
@@ -175,38 +170,38 @@ class PlanSteps(Callback):
         self.steps, self.most, self.end = config.trainer.max_steps, most, end
         self.step_seconds, self.val_seconds = step_seconds, val_seconds
         self._first, self._at = max(1, int(START * self.steps)), int(REPLAN * self.steps)
-        self._times: dict[int, tuple[float, float]] = {}  # after a step: seconds of training, and the time
+        self._began = 0.0  # time.perf_counter() after the first steps
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: TrainingModule, batch, batch_idx: int) -> None:
         """Comes after the validation of the step before."""
-        step = trainer.global_step
-        if step not in (self._first, self._at) or step in self._times:
-            return
-        self._times[step] = Metrics.of(trainer).seconds(), time.perf_counter()
-        steps = self._new_steps(pl_module.model, pl_module.data.lengths) if step == self._at else None
-        if steps is not None and steps != self.steps:
+        step, now = trainer.global_step, time.perf_counter()
+        if step == self._first:
+            self._began = self._began or now
+        if step == self._at:
+            model, lengths = pl_module.model, pl_module.data.lengths
+            # FLOPs of all steps relative to the first ones, which have the shortest windows
+            growth = model.flops_per_token(lengths) / model.flops_per_token({min(lengths): 1.0})
+            steps = self.new_steps(now, growth, min(lengths.values()))
+            self._at = 0  # once, also with several micro-batches
             trainer.fit_loop.epoch_loop.max_steps = pl_module.total_steps = steps
             settings = pl_module.payload["settings"] = pl_module.payload["settings"] | {"trainer.max_steps": steps}
             Run(Path(trainer.default_root_dir)).write_settings(unflatten(settings))
-            tqdm.write(f"step {step:>6,}  the rest is planned again: {steps:,} steps instead of {self.steps:,}")
+            tqdm.write(f"step {step:>6,}  planned again: {steps:,} steps, {self.steps:,} before")
 
-    def _new_steps(self, model: GPT, lengths: Mapping[int, float]) -> int | None:
-        """The new number of steps; None: learning rate or length of the windows would have changed before."""
-        first, at = self._first, self._at
-        (trained, began), (now_trained, now) = self._times[first], self._times[at]
-        step_seconds, part = (now_trained - trained) / (at - first), at / self.steps
-        # FLOPs of all steps relative to the first ones, which have the shortest windows
-        growth = model.flops_per_token(lengths) / model.flops_per_token({min(lengths): 1.0})
-        if validations := at // self.interval - first // self.interval:
-            val_seconds = (now - began - now_trained + trained) / validations
-        else:
-            val_seconds = self.val_seconds * step_seconds * growth / self.step_seconds
-        later, done = step_seconds * (growth - part) / (1 - part), at % self.interval
-        steps = at + fit_steps(self.end - now - AFTER, later, val_seconds, self.interval, done)
-        constant = (
-            n
-            for n in range(at + 1, self.steps + 1)
-            if lr_factor(at, n, self.schedule) == 1 and at < n * min(lengths.values())
-        )
-        least = next(constant, None)
-        return None if least is None else max(least, min(steps, self.most))
+    def new_steps(self, now: float, growth: float, shortest: float) -> int:
+        """The steps of the run from what is left of the time.
+
+        Args:
+            now: time.perf_counter().
+            growth: the mean FLOPs of all planned steps relative to those of the first ones.
+            shortest: the share of the run that has the shortest windows.
+        """
+        first, at, early = self._first, self._at, self.step_seconds / growth
+        validations = at // self.interval - first // self.interval
+        slower = (now - self._began) / ((at - first) * early + validations * self.val_seconds)
+        later = slower * early * (growth - at / self.steps) / (1 - at / self.steps)  # seconds of a step
+        left = self.end - now - AFTER
+        steps = at + fit_steps(left, later, slower * self.val_seconds, self.interval, at % self.interval)
+        # numbers of steps with which learning rate and length of the windows would have been the same so far
+        same = [n for n in range(at + 1, self.steps + 1) if lr_factor(at, n, self.schedule) == 1 and at < n * shortest]
+        return max(same[0], min(steps, self.most)) if same else self.steps

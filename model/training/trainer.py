@@ -1,14 +1,12 @@
 """The lightning.Trainer of a run, with its callbacks and loggers, and the training itself."""
 
 import logging
-import re
 import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from lightning import Callback, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, Timer
 from lightning.pytorch.loggers import Logger
@@ -22,13 +20,9 @@ from tril.model.training.callbacks.heads import HeadRecorder
 from tril.model.training.callbacks.metrics import Metrics, NonFiniteError
 from tril.model.training.callbacks.output import Progress, Samples
 from tril.model.training.checkpoints import CheckpointFiles, Checkpoints
-from tril.model.training.loggers import finish_loggers
 from tril.model.training.module import TrainingModule
 from tril.model.training.settings import TrainingConfig, UserError
 from tril.model.training.summary import summarize
-
-# torch's CPU allocator and MPS; on CUDA it has an exception of its own.
-MEMORY = re.compile(r"DefaultCPUAllocator: can't allocate memory|MPS backend out of memory")
 
 
 class EarlyStop(EarlyStopping):
@@ -115,7 +109,7 @@ def fit(trainer: Trainer, module: TrainingModule, checkpoint: Path | None) -> No
 
     Raises:
         UserError: the model sees the future, a logger or a callback refuses its settings, a loss or a gradient is not
-            finite (the summary says so), the memory does not suffice, or a file of the run cannot be written.
+            finite (the summary says so), a file of the run cannot be written, or the checkpoint does not fit the run.
         Stopped: a signal ended the run.
     """
     run, settings = Run(Path(trainer.default_root_dir)), unflatten(module.payload["settings"])
@@ -123,12 +117,7 @@ def fit(trainer: Trainer, module: TrainingModule, checkpoint: Path | None) -> No
         if trainer.is_global_zero:
             (run.folder / SUMMARY).unlink(missing_ok=True)  # which marks a finished run
             run.write_settings(settings)
-        for logger in trainer.loggers if trainer.is_global_zero else ():
-            try:
-                logger.log_hyperparams(settings | {"code": code_sha256()[:12]})
-            except Exception as error:  # such as a refused key
-                message = f"{type(logger).__name__} does not start: {' '.join(str(error).split())}"
-                raise UserError(f"{message}; correct that, or leave it out with logger=csv") from error
+            start_loggers(trainer.loggers, settings)
         trainer.fit(module, module.data, ckpt_path=checkpoint)
         last = Metrics.of(trainer).last("val/loss")
         if last is None or last["step"] != trainer.global_step:  # no step was left
@@ -138,28 +127,31 @@ def fit(trainer: Trainer, module: TrainingModule, checkpoint: Path | None) -> No
         if isinstance(ended.__context__, KeyboardInterrupt):  # Lightning exits with 1 after a second Ctrl-C
             raise KeyboardInterrupt from None
         raise
-    except Exception as error:  # not a stop by a signal, which an upload must not delay
-        if isinstance(error, NonFiniteError):
-            summarize(trainer, module, diverged=str(error))
-        finish_loggers(trainer, failed=True)
-        if isinstance(error, NonFiniteError) and not trainer.is_global_zero:  # all processes raise it, one says so
+    except NonFiniteError as error:  # in all processes, of which one says so
+        summarize(trainer, module, diverged=str(error))
+        if not trainer.is_global_zero:
             sys.exit()  # Lightning kills rank 0 when another rank ends with another status
-        if isinstance(error, UserError | BrokenPipeError):
-            raise
-        if isinstance(error, OSError):
-            remedy = f"continue with resume={run.folder}" if is_resumable(run.folder) else "start again"
-            raise UserError(f"{one_line(str(error))}; mend the cause, such as a full disk, and {remedy}") from error
-        if isinstance(error, MemoryError | torch.OutOfMemoryError) or MEMORY.search(str(error)):
-            data = module.data
-            sizes = f"data.batch_size={data.batch_size}, model.context_length={data.context_length}"
-            remedy = f"lower {sizes} or model.dim={module.model.config.dim}"
-            accumulate = "trainer.accumulate_grad_batches makes up for a smaller batch"
-            raise UserError(f"out of memory; {remedy} ({accumulate})") from None
-        if checkpoint is not None and trainer.global_step <= Metrics.of(trainer).resumed_at:
-            cause = f"{checkpoint} does not go on ({one_line(f'{type(error).__name__}: {error}')})"
-            raise UserError(f"{cause}; use another checkpoint of its folder") from error
         raise
-    finish_loggers(trainer, failed=False)
+    except (UserError, BrokenPipeError):
+        raise
+    except OSError as error:
+        remedy = f"continue with resume={run.folder}" if is_resumable(run.folder) else "start again"
+        raise UserError(f"{one_line(str(error))}; mend the cause, such as a full disk, and {remedy}") from error
+    except Exception as error:
+        if checkpoint is None or trainer.global_step > Metrics.of(trainer).resumed_at:
+            raise
+        cause = f"{checkpoint} does not go on ({one_line(f'{type(error).__name__}: {error}')})"
+        raise UserError(f"{cause}; use another checkpoint of its folder") from error
+
+
+def start_loggers(loggers: Sequence[Logger], settings: dict[str, Any]) -> None:
+    """Gives the settings to the loggers. Raises UserError if one does not start, such as without an account."""
+    for logger in loggers:
+        try:
+            logger.log_hyperparams(settings | {"code": code_sha256()[:12]})
+        except Exception as error:
+            message = f"{type(logger).__name__} does not start: {one_line(str(error))}"
+            raise UserError(f"{message}; correct that, or leave it out with logger=csv") from error
 
 
 def stop_reason(trainer: Trainer) -> str | None:

@@ -5,14 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from lightning import Callback, Trainer
-from lightning.pytorch.loggers import WandbLogger
 from tqdm import tqdm
 
-from tril.data.cache import PROGRESS
 from tril.data.tokenizer import encode_prompt
 from tril.model.formats import clock, figures
 from tril.model.generation.language_model import LanguageModel
-from tril.model.runs import partial_validation
 from tril.model.training.callbacks.metrics import Metrics
 from tril.model.training.module import TrainingModule
 from tril.model.training.settings import ProgressConfig, SamplesConfig, UserError
@@ -25,7 +22,7 @@ class Progress(Callback):
 
     def __init__(self, config: ProgressConfig) -> None:
         self.config = config
-        self._bar = self._validation = tqdm(disable=True)
+        self._bar = tqdm(disable=True)
 
     def on_train_start(self, trainer: Trainer, pl_module: TrainingModule) -> None:
         self._last_line_step = trainer.global_step
@@ -46,21 +43,12 @@ class Progress(Callback):
             left = clock(tokens_left / metrics.tokens_per_second())
             print(f"step {step:>6,}/{trainer.max_steps:,}  {text}, {left} left", flush=True)
 
-    def on_validation_start(self, trainer: Trainer, pl_module: TrainingModule) -> None:
-        self._validation = tqdm(None, "validation", int(trainer.num_val_batches[0]), unit=" batches", **PROGRESS)
-
-    def on_validation_batch_end(self, *_: Any) -> None:
-        self._validation.update()
-
     def on_validation_end(self, trainer: Trainer, pl_module: TrainingModule) -> None:
-        self._validation.close()
-        metrics = Metrics.of(trainer)
-        row, part = metrics.rows("val/loss")[-1], partial_validation(metrics.val_windows)
         if trainer.is_global_zero:
-            tqdm.write(f"step {row['step']:>6,}  validation: {figures(row, 'val/')}" + (f" ({part})" if part else ""))
+            row = Metrics.of(trainer).rows("val/loss")[-1]
+            tqdm.write(f"step {row['step']:>6,}  validation: {figures(row, 'val/')}")
 
     def on_train_end(self, *_: Any) -> None:
-        self._validation.close()
         self._bar.close()
 
     on_exception = on_train_end  # pyright: ignore[reportAssignmentType] the error begins a line
@@ -97,18 +85,13 @@ class Samples(Callback):
         lm = LanguageModel(pl_module.model, data.tokenizer, eot=data.source.tokenizer.eot)
         options = {"temperature": config.temperature, "repetition_penalty": config.repetition_penalty}
         is_last = trainer.should_stop or step >= trainer.max_steps
-        for i in range(PRINTED if is_last else 1):
-            text = lm.generate(self.prompt, config.max_new_tokens, seed=(self.seed + i) % 2**64, **options)
-            assert isinstance(text, str)  # of one prompt
-            if i == 0:
-                row: list[Any] = [step, self.prompt, text]
-                for logger in (each for each in trainer.loggers if isinstance(each, WandbLogger)):
-                    logger.log_text("samples", ["step", "prompt", "text"], [row], step=step)
-                with self.path.open("ab") as file:
-                    file.write(f"--- sample at step {step} ---\n{self.prompt}{text}\n".encode())
-                    self._size = file.tell()
-            if is_last:
-                tqdm.write(f"--- sample {i + 1} of {PRINTED} ---\n{self.prompt}{text}\n")
+        seeds = [(self.seed + i) % 2**64 for i in range(PRINTED if is_last else 1)]
+        texts = [f"{self.prompt}{lm.generate(self.prompt, config.max_new_tokens, seed=s, **options)}\n" for s in seeds]
+        with self.path.open("ab") as file:
+            file.write(f"--- sample at step {step} ---\n{texts[0]}".encode())
+            self._size = file.tell()
+        for i, text in enumerate(texts if is_last else (), start=1):
+            tqdm.write(f"--- sample {i} of {PRINTED} ---\n{text}")
 
     def state_dict(self) -> dict[str, int]:
         return {"size": self._size}

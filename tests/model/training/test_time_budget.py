@@ -6,11 +6,9 @@ from types import SimpleNamespace
 from unittest import mock
 
 import pytest
-import torch
 
 from tests.conftest import NANO_PARTS
-from tests.contract.harness import BARE, run
-from tril.model.checkpoint import read_state
+from tests.contract.harness import BARE, metrics, run
 from tril.model.config import GPTConfig
 from tril.model.gpt import GPT
 from tril.model.runs import Run
@@ -48,10 +46,9 @@ def plan(seconds, model=MODEL, kept=(), train_tokens=10**9, val_tokens=300_000, 
 def test_more_time_gives_more_tokens_and_larger_models_and_all_of_it_is_used():
     times = (60, 180, 600, 3600, 36_000)
     plans = [plan(seconds) for seconds in times]
-    sizes = [each.model.n_layers * each.model.dim for each in plans]
-    assert sizes == sorted(sizes) and sizes[0] < sizes[-1]
+    shapes = [(each.model.n_layers, each.model.dim) for each in plans]
+    assert shapes == sorted(shapes) and {*shapes} == {*SHAPES}
     for seconds, each in zip(times, plans, strict=True):
-        assert (each.model.n_layers, each.model.dim) in SHAPES
         assert 0.8 * seconds - 4 < seconds_of(each) < seconds - BEFORE - AFTER
 
 
@@ -63,17 +60,17 @@ def test_the_seconds_of_steps_and_of_a_validation_are_those_of_their_flops():
     assert chosen.val_seconds == pytest.approx(300_000 / 2048 * long / 3 + time_budget.BESIDES)
 
 
-@pytest.mark.parametrize(
-    ("val_tokens", "kept", "validations"),
-    [(10, (), 10), (1_000_000, (), 1), (300_000, (), 4), (300_000, ("trainer.val_check_interval",), 8)],
-)
+VALIDATIONS = [(10, (), 10), (1_000_000, (), 1), (300_000, (), 4), (300_000, ("trainer.val_check_interval",), 8)]
+
+
+@pytest.mark.parametrize(("val_tokens", "kept", "validations"), VALIDATIONS)
 def test_validations_of_the_whole_part_take_a_tenth_of_the_time_or_are_one(val_tokens, kept, validations):
     chosen = plan(600, kept=(*NANO, *kept), val_tokens=val_tokens, trainer=TrainerConfig(val_check_interval=250))
     assert -(-chosen.steps // chosen.interval) == validations
     assert 0.8 * 600 < seconds_of(chosen) < 600 - BEFORE - AFTER
 
 
-def test_what_is_kept_stays_and_the_rest_is_fitted_around_it():
+def test_settings_that_are_kept_stay_and_the_rest_is_fitted_around_them():
     assert plan(600, kept=("model.n_layers",)).model.n_layers == MODEL.n_layers
     chosen = plan(60, replace(MODEL, dim=512), kept=("model.dim",), val_tokens=10_000)
     assert chosen.model.dim == 512 and chosen.model.n_layers < 4
@@ -90,25 +87,19 @@ def test_a_small_text_is_not_read_too_often_and_the_weights_decay_by_its_passes(
 
 @pytest.mark.parametrize(("seconds", "val_tokens"), [(4, 10), (600, 10**8)])
 def test_a_time_that_is_too_short_is_an_error(seconds, val_tokens):
-    with pytest.raises(ValueError, match="minutes .* 20 steps.*trainer.limit_val_batches"):
+    with pytest.raises(ValueError, match=r"minutes .* 20 steps.*trainer\.limit_val_batches"):
         plan(seconds, val_tokens=val_tokens)
 
 
 @pytest.mark.parametrize(("limit", "steps"), [(0.0, 2), (5.5, 5)])
 def test_timed_steps_end_before_their_limit(monkeypatch, limit, steps):
     """Each takes a second; two are made in any case."""
-    timed, nll, now = [], GPT.nll, [0.0]
-
-    def one_second(model, ids, *rest):
-        now[0] += 1
-        timed.append(tuple(ids.shape))
-        return nll(model, ids, *rest)
-
-    monkeypatch.setattr(GPT, "nll", one_second)
-    monkeypatch.setattr(time_budget.time, "perf_counter", lambda: now[0])
+    nll, now = GPT.nll, [0.0]
+    monkeypatch.setattr(GPT, "nll", lambda *args: now.append(now[-1] + 1) or nll(*args))
+    monkeypatch.setattr(time_budget.time, "perf_counter", lambda: now[-1])
     model = GPTConfig(vocab_size=11, context_length=512, n_layers=1, dim=8, n_heads=1)
     seconds = time_budget.seconds_per_flop(model, OptimConfig(), 10_000, CPU, limit)
-    assert timed == [(4, 512)] * steps and seconds == pytest.approx(1 / (2048 * GPT(model).flops_per_token()))
+    assert now[-1] == steps and seconds == pytest.approx(1 / (2048 * GPT(model).flops_per_token()))
 
 
 def test_a_run_whose_time_is_over_is_the_one_of_its_recorded_steps(tmp_path, text, monkeypatch):
@@ -119,53 +110,34 @@ def test_a_run_whose_time_is_over_is_the_one_of_its_recorded_steps(tmp_path, tex
         return config, PlanSteps(config, step_seconds=1.0, val_seconds=0.1, end=time.perf_counter(), most=100)
 
     monkeypatch.setattr(time_budget, "plan_time", planned)
-    options = [*TIMED, f"data.path={text}", "optim.schedule.decay_fraction=0.5", "model.resid_dropout=0.1"]
+    options = [*TIMED, f"data.path={text}", "optim.schedule.decay_fraction=0.5", "trainer.accumulate_grad_batches=2"]
     run("train", *options, "minutes=1", "hydra.run.dir=timed run", cwd=tmp_path).succeeded()
     settings = Run(tmp_path / "timed run").settings["trainer"]
     recorded = [f"trainer.{key}={settings[key]}" for key in ("max_steps", "val_check_interval")]
     assert recorded == ["trainer.max_steps=16", "trainer.val_check_interval=15"]
     run("train", *options, *recorded, "hydra.run.dir=whole", cwd=tmp_path).succeeded()
-    timed, whole = (read_state(tmp_path / name / "checkpoints" / "last.ckpt") for name in ("timed run", "whole"))
-    assert timed["tril"]["settings"] == whole["tril"]["settings"] and timed["global_step"] == 16
-    for name, weight in whole["state_dict"].items():
-        assert torch.equal(timed["state_dict"][name], weight), name
+    timed, whole = (metrics(tmp_path / name, "train/loss") for name in ("timed run", "whole"))
+    assert timed == whole and max(timed) == 16
     assert "step 16 by trainer.max_steps" in run("train", "resume=timed run", cwd=tmp_path).stdout
 
 
-SECOND = [  # validation interval, planned seconds of a step, lengths of windows, and the steps after the 20th
-    (10, 1.0, {1: 1.0}, 620),  # 62 validations of 4 s; the 63rd leaves no time for a step
-    (25, 1.0, {1: 1.0}, 780),  # until the 32nd validation, of 3 s as planned
-    (25, 0.5, {1: 1.0}, 705),  # twice as slow as planned, in validation, too: 29 of 6 s
-    (10, 1.6, {1: 0.6, 2: 1.0}, 458),  # half of the later steps take twice as long; 47 validations of 4 s
-    (10, 1.9, {1: 0.1, 2: 1.0}, None),  # longer windows came before the second plan
+SECOND = [  # validation interval, growth, share of the shortest windows, seconds of 15 steps, and steps after the 20th
+    (10, 1.0, 1.0, 21.0, 676),  # as planned, with 2 validations: 676 steps and 68 validations take 880 s
+    (10, 1.0, 1.0, 42.0, 338),  # twice as slow
+    (25, 1.0, 1.0, 15.0, 781),  # no validation yet: 781 steps and 33 validations
+    (10, 1.6, 0.6, 15.375, 630),  # a step took 0.625 s, and a later one takes 1.094 s
+    (10, 1.9, 0.1, 21.0, 80),  # longer windows came before the second plan, so the first one stays
 ]
 
 
-@pytest.mark.parametrize(("interval", "planned", "lengths", "more"), SECOND)
-def test_the_second_plan_fits_the_measured_steps_and_validations(
-    interval, planned, lengths, more, monkeypatch, tmp_path
-):
-    """A second for each step, 4 s for each of two validations; without one, the 3 s of the first plan.
-
-    Of 1,000 s, 871.2 or 879.2 are left after step 20.
-    """
-    now = [0.0]
-    trainer = mock.Mock(default_root_dir=tmp_path)
-    starts = dict(zip(lengths, [0.0, *lengths.values()], strict=False))
-    mean = lambda chosen: sum(length * (chosen[length] - starts[length]) for length in chosen)  # noqa: E731
-    flops = lambda chosen: mean(chosen) if len(chosen) > 1 else min(chosen)  # noqa: E731
-    module = mock.Mock(
-        payload={"settings": {"seed": 0}}, total_steps=100, **{"model.flops_per_token": flops, "data.lengths": lengths}
-    )
-    monkeypatch.setattr(time_budget.Metrics, "of", lambda _: mock.Mock(seconds=lambda: float(trainer.global_step)))
-    monkeypatch.setattr(time_budget.time, "perf_counter", lambda: now[0])
+@pytest.mark.parametrize(("interval", "growth", "shortest", "seconds", "more"), SECOND)
+def test_the_second_plan_is_as_much_slower_as_the_run_was(interval, growth, shortest, seconds, more):
+    """The plan: 100 steps of a second, and validations of 3 s. The run has 1,000 s, of which 880 are left."""
     optim = OptimConfig(schedule=ScheduleConfig(kind="constant", warmup_steps=0))
     first = replace(RUN, trainer=TrainerConfig(max_steps=100, val_check_interval=interval), optim=optim)
-    planner = PlanSteps(first, step_seconds=planned, val_seconds=3.0, end=1000.0, most=10_000)
-    for step in range(1, 30):
-        trainer.global_step, now[0] = step, 100.0 + step + 4.0 * (step // 10) * (interval == 10)
-        planner.on_train_batch_start(trainer, module, None, 0)
-    assert module.total_steps == (100 if more is None else 20 + more)
+    planner = PlanSteps(first, step_seconds=1.0, val_seconds=3.0, end=880.0 + AFTER, most=10_000)
+    planner._began = -seconds
+    assert planner.new_steps(0.0, growth, shortest) == 20 + more
 
 
 @pytest.mark.parametrize("interval", [1, 3, 10, 200])
