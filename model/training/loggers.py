@@ -17,7 +17,7 @@ def wandb_logger(save_dir: str, **options: Any) -> WandbLogger:
         options: of `WandbLogger`.
     """
     ids = [path.name.rpartition("-")[2] for path in sorted(Path(save_dir, "wandb").glob("*run-*-*"))]
-    chosen = {"id": ids[-1] if ids else secrets.token_hex(4), "name": Path(save_dir).name}
+    chosen: dict[str, Any] = {"id": ids[-1] if ids else secrets.token_hex(4), "name": Path(save_dir).name}
     logger = WandbLogger(save_dir=save_dir, **chosen | options)
     logger._wandb_init.pop("anonymous", None)  # of Lightning 2.6; wandb warns that it has no effect
     return logger
