@@ -1,12 +1,9 @@
 """When a run writes checkpoints: at the ends of optimizer steps, by number or by time."""
 
 import pytest
-import torch
 
-from tests.contract.harness import BARE, run
 from tril.model.checkpoint import read_state
 from tril.model.training.checkpoints import CheckpointFiles
-from tril.model.training.module import TrainingModule
 
 BYTES = ("~callbacks.samples", "~callbacks.heads", "~callbacks.causality", "data.tokenizer.kind=byte")
 
@@ -42,17 +39,3 @@ def test_a_run_writes_checkpoints_at_ends_of_steps_and_keeps_the_last_and_the_be
 def test_a_run_writes_checkpoints_by_time(train_tiny, written):
     train_tiny(*BYTES, "checkpoint.every_minutes=1e-9", "trainer.max_steps=3")
     assert [step for step, name in written if name == "last"] == [1, 2, 3]
-
-
-def test_a_failed_allocation_ends_the_run_in_one_line(tmp_path, text, monkeypatch):
-    step = TrainingModule.training_step
-
-    def training_step(self, batch, batch_idx):
-        return step(self, batch, batch_idx) + (torch.empty(10**15, dtype=torch.uint8).sum() if batch_idx == 5 else 0)
-
-    monkeypatch.setattr(TrainingModule, "training_step", training_step)
-    done = run("train", *BARE, f"data.path={text}", "hydra.run.dir=run", cwd=tmp_path)
-    line = done.stderr.splitlines()[-1]
-    assert done.returncode == 2 and "Traceback" not in done.stderr and line.startswith("error: out of memory")
-    assert all(name in line for name in ("data.batch_size=4", "model.context_length=32", "model.dim=32"))
-    assert (tmp_path / "run" / "checkpoints" / "last.ckpt").is_file()
