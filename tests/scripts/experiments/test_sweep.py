@@ -1,8 +1,10 @@
 """Sweeps read from folders in every state, their labels and baselines."""
 
+import io
 import json
 import os
 
+import numpy as np
 import pytest
 
 from tests.scripts.experiments.synthetic import sweep_of, write_run, write_sweep
@@ -62,8 +64,16 @@ def test_a_label_names_a_key_by_its_last_component_if_that_is_unique(tmp_path):
     assert sweep.baseline.label == "window=null, model.kind=true, optim.kind=2"
 
 
+def archive(**arrays) -> bytes:
+    """The content of an .npz file."""
+    np.savez(file := io.BytesIO(), **arrays)
+    return file.getvalue()
+
+
 DAMAGED = [
     *((name, b"a: [") for name in ("launches.jsonl", "day/a/windows_last.npz", "day/a/config.yaml")),
+    ("day/a/windows_last.npz", archive(nll=[3.0])),
+    ("day/a/summary.json", b'{"final_val_loss": 3.0, "final_val_bpb": {}, "best_val_loss": 3.0, "best_val_bpb": 1.0}'),
     *(("launches.jsonl", json.dumps(x).encode()) for x in ([], {"runs": 3}, {"swept": [], "runs": [{"folder": [1]}]})),
 ]
 
