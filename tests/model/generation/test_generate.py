@@ -10,7 +10,7 @@ from tests.conftest import assert_close, tiny_gpt
 from tests.oracles import full_passes
 from tril.model.generation.config import SamplingConfig
 from tril.model.generation.generate import Rows, decode_step, generate_ids
-from tril.model.gpt import GPT, RECOMPILE_LIMIT
+from tril.model.gpt import RECOMPILE_LIMIT
 
 PARTS = [
     {"backend": "explicit", "n_kv_heads": 2},
@@ -62,16 +62,6 @@ def test_logits_are_those_of_full_passes_alone_and_in_a_batch_over_several_crops
     for mode in ({}, {"use_cache": False}, {"compile": True}):  # compile: constant shapes
         assert_close(forced(model, prompts, new, head_gate=gate, **mode), expected)
         assert_close(forced(model, prompts[-1:], new[-1:], head_gate=gate, **mode), expected[:, -1:])
-
-
-def test_after_the_prompt_each_token_is_one_call_which_no_token_waits_for(monkeypatch):
-    model, calls, hidden = tiny_gpt(), [], GPT.hidden
-    monkeypatch.setattr(
-        GPT, "hidden", lambda self, ids, **more: calls.append(ids.shape[1]) or hidden(self, ids, **more)
-    )
-    steps = generate_ids(model, [random_ids(4)] * 2, greedy(9))
-    assert [len(calls) for _ in itertools.islice(steps, 8)] == [*range(1, 9)] and calls == [4, *[1] * 7]
-    assert Rows(model, [[1, 2], [3]], max_new_tokens=4).cache.capacity == 5  # nothing follows the last token
 
 
 def test_rows_end_with_end_of_text_and_the_batch_with_its_last_row():

@@ -24,12 +24,6 @@ def test_ties_with_the_last_kept_token_and_the_exact_end_of_top_p():
         assert (found > 0).tolist() == [[True] * n + [False] * (5 - n)]
 
 
-def test_a_repeated_token_becomes_less_probable_whatever_the_sign_of_its_logit():
-    config = SamplingConfig(temperature=1.0, repetition_penalty=2.0)
-    found = probabilities(torch.tensor([[1.0, -1.0, 0.5]]), choice_of(config, [[0, 1]], 3))
-    torch.testing.assert_close(found, torch.tensor([[0.5, -2.0, 0.5]]).softmax(-1))
-
-
 @pytest.mark.parametrize("row", [[-4e30, -2e30, -3e30, -1e30], [0.0, 1e30, 0.0, 1e30], [0.0, 0.0, 0.0, 0.0]])
 def test_the_strictest_filters_leave_the_most_probable_token(row):
     for noise in (0.0, 1 - 2**-24):  # the limits of torch.rand
