@@ -175,14 +175,6 @@ class Subject:
         """As in training."""
         return self.lm.eot_id if self.checkpoint.settings.get("data.document_mask") else None
 
-    def describe(self) -> dict[str, Any]:
-        return {
-            "checkpoint": os.path.relpath(str(self.checkpoint.path)),
-            "steps": self.checkpoint.step,
-            "parameters": self.lm.model.n_parameters(),
-            "document_mask": self.document_eot is not None,
-        }
-
     def read_text(self, data: Source, part: Part) -> PreparedText:
         """A text in the tokens of the checkpoint."""
         train = data.token_budget if part == "all" else 1  # the least that `prepare` encodes of the training part
@@ -213,7 +205,11 @@ class Subject:
         scored = ScoredText.of(self.lm, tokens, n_predicted, document_eot=self.document_eot)
         clusters, length = scored.clusters, self.lm.config.context_length
         sizes = {"tokens": len(tokens), "bytes": n_bytes, "unknown_tokens": n_unknown}
-        report = self.describe() | {
+        report = {
+            "checkpoint": os.path.relpath(str(self.checkpoint.path)),
+            "steps": self.checkpoint.step,
+            "parameters": self.lm.model.n_parameters(),
+            "document_mask": self.document_eot is not None,
             "text": {"name": name, "fingerprint": prepared.meta["fingerprint"]} | sizes,
             "context_length": length,
             "windows": len(clusters.numbers),
