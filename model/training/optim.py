@@ -12,6 +12,7 @@ Muon: Jordan et al., 2024, https://kellerjordan.github.io/posts/muon/   AdamW: h
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -70,6 +71,19 @@ class MuonAdamW(torch.optim.Optimizer):
     def __init__(self, groups: Iterable[dict], products: torch.dtype = torch.float32) -> None:
         super().__init__(groups, defaults={})
         self.products = products
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores the state of each parameter. Torch's kernels write beyond a tensor of another shape or dtype.
+
+        Raises:
+            ValueError: a state does not fit its parameter.
+        """
+        super().load_state_dict(state_dict)
+        for p, state in self.state.items():
+            for name, value in state.items():
+                shape, dtype = (torch.Size(), torch.float32) if name == "step" else (p.shape, p.dtype)
+                if not isinstance(value, Tensor) or (value.shape, value.dtype) != (shape, dtype):
+                    raise ValueError(f"{name} of the optimizer must have the shape {tuple(shape)} in {dtype}")
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:

@@ -70,6 +70,21 @@ def test_muons_direction_does_not_depend_on_the_size_of_the_gradient(dtype):
     assert optim.orthogonalize(torch.zeros(1, 4, 4, dtype=dtype), 5).count_nonzero() == 0
 
 
+WRONG = [*(("exp_avg", x) for x in (torch.ones(2, 2), torch.ones(()), 3, None)), ("step", torch.ones(7, 5))]
+
+
+@pytest.mark.parametrize(("name", "value"), WRONG)
+def test_a_state_that_does_not_fit_its_parameter_is_an_error(name, value):
+    weight = nn.Parameter(torch.randn(7, 5))
+    optimizer = MuonAdamW([{**ADAMW, "kind": "adamw", "params": [weight]}])
+    weight.grad = torch.ones(7, 5)
+    optimizer.step()
+    state = optimizer.state_dict()
+    state["state"][0][name] = value
+    with pytest.raises(ValueError, match=name):
+        MuonAdamW([{**ADAMW, "kind": "adamw", "params": [weight]}]).load_state_dict(state)
+
+
 @pytest.mark.parametrize(
     ("precision", "dtype"), [("32-true", torch.float32), ("16-mixed", torch.float32), ("bf16-mixed", torch.bfloat16)]
 )
