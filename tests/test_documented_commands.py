@@ -24,7 +24,8 @@ from tests.foreign import folder_of
 from tril.model import causal_mask, config, masks, positions
 from tril.model.causality import assert_causal
 from tril.model.gpt import GPT, GPTConfig
-from tril.scripts.cli.app import DECLARED, compose
+from tril.scripts.cli import app
+from tril.scripts.cli.app import compose
 from tril.scripts.cli.config import RunConfig
 
 COMMANDS = [command for page in PAGES for command in commands(page)]
@@ -57,7 +58,7 @@ def accept(name, *settings):
         rows = [[values[i % len(values)] for values in columns] for i in range(max(map(len, columns)))]
     for row in rows:
         composed = compose(name, list(row))
-        own = composed.own(DECLARED[name].own)
+        own = composed.own(app.COMMANDS[name].own)
         if name == "train" and not (own.resume or own.init_from):
             RunConfig.of(composed.settings, composed.given)
 

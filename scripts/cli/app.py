@@ -9,7 +9,6 @@ def main(settings: SampleConfig, composed: Composed) -> None:
 
 import contextlib
 import functools
-import gc
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,9 +33,8 @@ from tril.scripts.cli.errors import UserError, exit_with_one_line, unknown_setti
 
 VERSION_BASE = "1.3"  # of Hydra's behavior: since 1.2, it does not change the working directory
 HELP, GRID = {"-h", "--help", "--help=all"}, {"-m", "--multirun"}
-# Objects before a collection: Python's 700 lengthen imports by a fifth, 100,000 let memory grow while a model trains.
-COLLECTION_THRESHOLD = 10_000
-REMOVABLE = ("callbacks.", "logger.")
+ADDED = ("ablation=", "callbacks.", "logger.")  # after a + or ~
+CHOICE = FieldInfo.from_annotation(str | list | None)  # pyright: ignore[reportArgumentType]  of a config group
 OF_A_GRID = ("hydra.sweep.", "hydra.launcher.", "hydra.sweeper.", "hydra/launcher", "hydra/sweeper")
 STORE = ConfigStore.instance()
 
@@ -66,39 +64,20 @@ class Composed:
 
 
 @dataclass(frozen=True)
-class Declaration:
-    """The settings that a command has.
+class Command:
+    """The settings of a command: those of the class `own`, and those of its config groups."""
 
-    Attributes:
-        own: the class that declares the command's own settings.
-        groups: its config groups, and the option of each; None: none is chosen.
-    """
-
-    name: str
     own: type
-    groups: Mapping[str, str | None]
-
-    @property
-    def is_train(self) -> bool:
-        """Whether it has all settings of a run."""
-        return self.name == "train"
+    groups: tuple[str, ...]
 
     def settings(self, source: str | None = None) -> dict[str, FieldInfo]:
-        """The settings by dotted key; of the texts those of `source`, or of all."""
-        found = known_settings(source).items()
-        shared = {key: each for key, each in found if self.is_train or key.partition(".")[0] in self.groups}
-        return declared(self.own) | shared
-
-    def names(self) -> dict[str, FieldInfo]:
-        """The settings, and all else that a command line can set."""
-        choices = dict.fromkeys(self.groups, FieldInfo.from_annotation(str | list | None))  # pyright: ignore[reportArgumentType]
-        folder = {FOLDER: FieldInfo.from_annotation(str)} if self.is_train else {}
-        return self.settings() | choices | folder
+        """The settings by dotted key; for `data`, those of the text `source`, or of all texts."""
+        everything, is_train = known_settings(source), self.own is TrainCommand
+        shared = {key: each for key, each in everything.items() if is_train or key.partition(".")[0] in self.groups}
+        return declared(self.own) | shared | ({FOLDER: FieldInfo.from_annotation(str)} if is_train else {})
 
 
-DECLARED = {
-    "train": Declaration("train", TrainCommand, {path.name: None for path in CONFIGS.iterdir() if path.is_dir()})
-}
+COMMANDS = {"train": Command(TrainCommand, tuple(path.name for path in CONFIGS.iterdir() if path.is_dir()))}
 # The declared defaults, where the yaml files of configs/ name them: `settings` of a group, `source_NAME` of a text,
 # which is `NAME` too if it has no yaml file.
 for group in ("model", "optim", "trainer"):
@@ -117,30 +96,31 @@ def command(
     A user's mistake ends the process with one line and status 2.
 
     Args:
-        own, groups: see `Declaration`.
-        grid: runs a grid, given its arguments; None: the command has no -m.
+        own: the class that declares the command's own settings.
+        groups: its config groups, and the option of each; None: none is chosen. `train` has all.
+        grid: runs a grid, given its arguments in Hydra's grammar; None: the command has no -m.
     """
-    if name not in DECLARED:
-        DECLARED[name] = Declaration(name, own, groups or {})
-        options = [{group: option} for group, option in DECLARED[name].groups.items()]
-        STORE.store(name, {"defaults": ["_self_", *options], **defaults(own)})
+    if name not in COMMANDS:
+        groups = groups or {}
+        COMMANDS[name] = Command(own, tuple(groups))
+        STORE.store(name, {"defaults": ["_self_", *({key: groups[key]} for key in groups)], **defaults(own)})
 
     def decorate(task: Callable[[Any, Composed], object]) -> Callable[[], object]:
         @functools.wraps(task)
         def main() -> object:
-            gc.set_threshold(COLLECTION_THRESHOLD)
             console.raise_at_interrupt()
+            flags = {*sys.argv[1:]} & (HELP | GRID)
+            words = [word for word in sys.argv[1:] if word not in flags]
             with exit_with_one_line():
-                words = [word for word in sys.argv[1:] if word not in HELP | GRID]
-                if asked := HELP & {*sys.argv[1:]}:
+                if HELP & flags:
                     from tril.scripts.cli.help import help_text
 
                     composed = compose(name, words, is_complete=False)
-                    settings = DECLARED[name].settings(composed.settings.get("data", {}).get("source"))
-                    text, keys, is_all = task.__globals__["__doc__"], own.__pydantic_fields__, "--help=all" in asked
-                    return print(help_text(text, settings, keys, composed.settings, composed.choices, every=is_all))
-                if GRID & {*sys.argv[1:]}:
-                    return start_grid(DECLARED[name], grid, words)
+                    settings = COMMANDS[name].settings(composed.settings.get("data", {}).get("source"))
+                    text, keys, every = task.__globals__["__doc__"], own.__pydantic_fields__, "--help=all" in flags
+                    return print(help_text(text, settings, keys, composed.settings, composed.choices, every=every))
+                if GRID & flags:
+                    return start_grid(name, grid, words)
                 composed = compose(name, words)
                 return task(composed.own(own), composed)
 
@@ -149,14 +129,14 @@ def command(
     return decorate
 
 
-def start_grid(declaration: Declaration, run_grid: Callable | None, arguments: Sequence[str]) -> object:
+def start_grid(name: str, run_grid: Callable | None, arguments: Sequence[str]) -> object:
     """Calls `run_grid` with the arguments in Hydra's grammar, and with Hydra at hand."""
     if run_grid is None:
-        raise UserError(f"-m starts a grid of training runs, which {declaration.name} cannot; leave it out")
-    parsed = parse(declaration, arguments, is_grid=True)
+        raise UserError(f"-m starts a grid of training runs, which {name} cannot; leave it out")
+    words, _ = parse(name, arguments, is_grid=True)
     try:
-        with hydra_of(declaration):
-            return run_grid(with_files(declaration, parsed))
+        with hydra_of(name):
+            return run_grid(words)
     except KeyboardInterrupt:  # in a run, or where a launcher waits for its workers
         print("\ninterrupted; start the same command again to continue", flush=True)
         sys.exit(130)
@@ -171,20 +151,18 @@ def compose(name: str, arguments: Sequence[str], *, is_complete: bool = True) ->
     Raises:
         UserError: a wrong setting, in one line.
     """
-    declaration = DECLARED[name]
-    parsed = parse(declaration, arguments)
-    with hydra_of(declaration):
-        cfg = hydra.compose(name, with_files(declaration, parsed), return_hydra_config=True)
+    words, given = parse(name, arguments)
+    with hydra_of(name):
+        cfg = hydra.compose(name, words, return_hydra_config=True)
         choices, grid = dict(cfg.hydra.runtime.choices), dict(cfg.hydra.sweeper.get("params") or {})
-        given = {key_of(each): text.partition("=")[2] for each, text in zip(parsed, arguments, strict=True)}
         own = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
         settings: Any = OmegaConf.to_container(own, resolve=True, throw_on_missing=is_complete)
     return Composed(settings, given, choices, grid)
 
 
 @contextlib.contextmanager
-def hydra_of(declaration: Declaration) -> Iterator[None]:
-    """Hydra with the settings of a command, in place of another command's, which called this one.
+def hydra_of(name: str) -> Iterator[None]:
+    """Hydra with the settings of a command, in place of the Hydra of a program that called it.
 
     Raises:
         UserError: an error of Hydra in the block, in one line.
@@ -192,69 +170,56 @@ def hydra_of(declaration: Declaration) -> Iterator[None]:
     outer = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
     try:
-        with hydra.initialize_config_dir(str(CONFIGS), job_name=declaration.name, version_base=VERSION_BASE):
+        with hydra.initialize_config_dir(str(CONFIGS), job_name=name, version_base=VERSION_BASE):
             yield
     except (HydraException, OmegaConfBaseException) as error:
-        raise UserError(explain(error, declaration)) from error
+        raise UserError(explain(error, COMMANDS[name])) from error
     finally:
         GlobalHydra.instance().hydra = outer
 
 
-def parse(declaration: Declaration, arguments: Sequence[str], *, is_grid: bool = False) -> list[Override]:
-    """The arguments as Hydra's parser reads them. Outside of a grid, a text needs no quotes.
+def parse(name: str, arguments: Sequence[str], *, is_grid: bool = False) -> tuple[list[str], dict[str, str]]:
+    """The arguments in Hydra's grammar, and the text of each key. Outside of a grid, a text needs no quotes.
+
+    `data.path=FILE` alone means `data=files`.
 
     Raises:
-        UserError: an argument that is no setting, or that has no effect, or that removes what is required.
+        UserError: an argument that is no setting, that has no effect, or that removes a setting.
     """
-    names, parsed = declaration.names(), []
+    settings, choices = COMMANDS[name].settings(), dict.fromkeys(COMMANDS[name].groups, CHOICE)
+    words, given = [], {}
     for argument in arguments:
+        key, _, text = argument.partition("=")
         try:
             if argument.startswith("-"):
                 raise HydraException
-            word = argument if is_grid else quoted_argument(argument, names.get(argument.partition("=")[0].lstrip("+")))
-            [override] = OverridesParser.create().parse_overrides([word])
+            words.append(argument if is_grid else quoted_argument(argument, (settings | choices).get(key.lstrip("+"))))
+            [override] = OverridesParser.create().parse_overrides([words[-1]])
         except (HydraException, ValueError) as error:  # ValueError: of a number with too many digits
-            raise UserError(unreadable(argument, names)) from error
-        if problem := problem_of(override, argument.partition("=")[2], declaration, is_grid=is_grid):
+            raise UserError(unreadable(argument, settings)) from error
+        if problem := problem_of(override, text, name, is_grid=is_grid):
             raise UserError(f"{argument} {problem}")
-        parsed.append(override)
-    return parsed
+        given[override.get_key_element().lstrip("+~")] = text
+    if "data.path" in given and not {"data", "experiment"} & given.keys():
+        words.insert(0, "data=files")
+    return words, given
 
 
-def problem_of(override: Override, value: str, declaration: Declaration, *, is_grid: bool) -> str | None:
+def problem_of(override: Override, text: str, name: str, *, is_grid: bool) -> str | None:
     """Why a command does not take a setting with this text, whatever the others are, where Hydra does not say it."""
-    key = key_of(override)
-    if override.is_delete() and not key.startswith(REMOVABLE):
-        return f"removes a setting, and only single callbacks and loggers can be removed; set {key}=VALUE"
-    if override.is_add() or override.is_force_add():
-        known = {name.partition(".")[0] for name in declaration.names()}
-        if key.partition(".")[0] not in known:
-            return "adds a setting that does not exist; --help=all lists all"
+    key, groups = override.get_key_element().lstrip("+~"), COMMANDS[name].groups
+    if override.get_key_element() != key and not f"{key}=".startswith(ADDED):
+        return f"adds or removes a setting, as only callbacks and loggers can be; write {key}=VALUE, see --help=all"
     if override.is_sweep_override() and not is_grid:
-        return f"has several values; add -m for a grid of runs, or write a list as {key}=[{value}]"
-    used = OF_A_GRID if is_grid else (FOLDER,) * declaration.is_train
+        return f"has several values; add -m for a grid of runs, or write a list as {key}=[{text}]"
+    used = OF_A_GRID if is_grid else (FOLDER,) * (name == "train")
     if f"{key}.".startswith(("hydra.", "hydra/")) and not key.startswith(used):
         return f"has no effect on {'a grid' if is_grid else 'a single run'}; leave it out"
-    if key == "ablation" and key in declaration.groups and not override.is_add():
-        return f"is added to the other settings, as a grid; write -m +{key}={value}"
-    if key in declaration.groups and (value == "null" or value.startswith("[") and f"{key}." not in REMOVABLE):
+    if key == "ablation" and key in groups and not override.is_add():
+        return f"is added to the other settings, as a grid; write -m +{key}={text}"
+    if key in groups and (text == "null" or text.startswith("[") and f"{key}." not in ADDED):
         return f"is no option of the group{nearest('', options_of(key))}"
     return None
-
-
-def with_files(declaration: Declaration, parsed: Sequence[Override]) -> list[str]:
-    """What Hydra composes: data.path=FILE means data=files, unless something else chooses a text that has a path."""
-    words, keys = [str(each.input_line) for each in parsed], [key_of(each) for each in parsed]
-    if "data.path" in keys and "data" not in keys:
-        experiment = [word for word, key in zip(words, keys, strict=True) if key == "experiment"]
-        if not experiment or "path" not in hydra.compose(declaration.name, experiment).data:
-            return ["data=files", *words]
-    return words
-
-
-def key_of(override: Override) -> str:
-    """The dotted key of an override."""
-    return override.get_key_element().lstrip("+~")
 
 
 def quoted_argument(argument: str, setting: FieldInfo | None) -> str:
@@ -284,7 +249,7 @@ def unescaped(text: str) -> str:
     return re.sub(r"\\([nt\\])", lambda match: {"n": "\n", "t": "\t", "\\": "\\"}[match[1]], text)
 
 
-def explain(error: Exception, declaration: Declaration) -> str:
+def explain(error: Exception, command: Command) -> str:
     """An error of Hydra or OmegaConf in one line that names the nearest valid choice or a remedy."""
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:  # of a search path, there is none
         group, _, option = error.missing_cfg_file.rpartition("/")
@@ -292,8 +257,9 @@ def explain(error: Exception, declaration: Declaration) -> str:
     absent = re.match(r"Could not override '(.+?)'", str(error))
     if absent is None:
         return ": ".join([line.strip() for line in str(error).splitlines() if line.strip()][:2])
-    (key,), (group, option, *_) = absent.groups(), [*absent[1].split("."), ""]
-    if option in options_of(group) or key in declaration.settings():  # logger.wandb.project, or of another text
-        choice = f"add {group}={option}" if option in options_of(group) else f"choose another {group}"
-        return f"{key} does not go with the other settings of {group}; leave it out, or {choice}"
-    return unknown_setting(key, declaration.names())
+    key, (group, option, *_) = absent[1], [*absent[1].split("."), ""]
+    if option in options_of(group):  # logger.wandb.project
+        return f"{key} has no effect without {group}={option}; add that, or leave it out"
+    if key in command.settings():  # of another text
+        return f"{key} does not go with this {group}; choose another {group}, or leave it out"
+    return unknown_setting(key, command.settings(), command.groups)

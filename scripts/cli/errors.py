@@ -1,6 +1,7 @@
-"""A user's mistake is one line: value, limit, remedy; exit status 2. Names of programs and settings in such lines."""
+"""A user's mistake is one line: value, limit, remedy; exit status 2."""
 
 import contextlib
+import difflib
 import errno
 import io
 import os
@@ -11,38 +12,10 @@ from pathlib import Path
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from tril.data.settings import explain, nearest, printable
+from tril.data.settings import explain, printable
 from tril.model.formats import wrapped
 from tril.model.runs import CHECKPOINTS, SETTINGS, SWEEP
 from tril.model.training.settings import Stopped, UserError
-
-# Names that nanoGPT, litgpt and Lightning have for settings of Tril.
-OTHER_NAMES = {
-    "model.context_length": "block_size seq_len max_seq_length",
-    "model.dim": "n_embd d_model hidden_size",
-    "model.n_layers": "n_layer layers num_layers num_hidden_layers",
-    "model.n_heads": "n_head heads num_heads num_attention_heads",
-    "model.n_kv_heads": "n_query_groups num_key_value_heads",
-    "model.resid_dropout": "dropout",
-    "data": "dataset",
-    "data.batch_size": "micro_batch_size bs",
-    "data.tokenizer.vocab_size": "vocab_size",
-    "optim": "optimizer",
-    "optim.lr_scale": "learning_rate",
-    "optim.schedule.warmup_steps": "warmup_iters warmup",
-    "optim.schedule.min_lr_ratio": "min_lr",
-    "trainer.max_steps": "max_iters max_epochs epochs num_epochs steps",
-    "trainer.accumulate_grad_batches": "gradient_accumulation_steps gradient_accumulation_iters",
-    "trainer.gradient_clip_val": "grad_clip",
-    "trainer.val_check_interval": "eval_interval",
-    "trainer.accelerator": "device",
-    "trainer.precision": "dtype",
-    "hydra.run.dir": "out_dir output_dir default_root_dir",
-    "debug": "fast_dev_run",
-    "logger": "wandb_log",
-    "resume": "ckpt_path",
-}
-MEANT = {name: key for key, names in OTHER_NAMES.items() for name in names.split()}
 
 
 @contextlib.contextmanager
@@ -99,29 +72,30 @@ def message_of(error: BaseException) -> str:
     return explain(error) if isinstance(error, ValidationError) else " ".join(str(error).split())
 
 
-def unknown_setting(key: str, known: Mapping[str, FieldInfo]) -> str:
+def unknown_setting(key: str, settings: Mapping[str, FieldInfo], groups: Collection[str]) -> str:
     """The message for a setting that does not exist, with the one that was probably meant.
 
     Args:
-        known: those that exist, by dotted key.
+        settings, groups: those that exist, by dotted key.
     """
-    last = key.rpartition(".")[2].replace("-", "_").lower()
-    same_name = [name for name in known if name.rpartition(".")[2] == last]
-    [meant] = same_name if len(same_name) == 1 else [MEANT.get(last)]
-    found = known.get(meant or "")
-    remedy = f"; did you mean {meant}? {found.description or ''}".strip() if found else nearest(key, known)
-    return f"there is no setting {key}{remedy if 'did you mean' in remedy else '; --help=all lists all'}"
+    without_group = {name.rpartition(".")[2]: name for name in settings}
+    close = difflib.get_close_matches(key, [*settings, *groups], n=1)
+    close += [without_group[name] for name in difflib.get_close_matches(key, without_group, n=1)]
+    if not close:
+        return f"there is no setting {key}; --help=all lists all"
+    description = settings[close[0]].description if close[0] in settings else ""
+    return f"there is no setting {key}; did you mean {close[0]}? {description or ''}".strip()
 
 
-def unreadable(argument: str, known: Collection[str]) -> str:
+def unreadable(argument: str, settings: Collection[str]) -> str:
     """The message for an argument that is not key=value, or whose value Hydra's grammar does not read."""
     key, equals, value = argument.partition("=")
-    name = key.lstrip("-").replace("-", "_")
     if argument.startswith("-"):
-        return f"{argument}: settings have no dashes; write {MEANT.get(name, name)}={value or 'VALUE'}"
+        name = key.lstrip("-").replace("-", "_")
+        return f"{argument}: settings have no dashes; write {name}={value or 'VALUE'}"
     if equals:
         return f"cannot read {argument!r}; put quotes within quotes, \"{key}='...'\""
-    remedy = f"; to train on a file, write data.path={key}" if key not in known and Path(key).suffix else ""
+    remedy = f"; to train on a file, write data.path={key}" if key not in settings and Path(key).suffix else ""
     return f"cannot read {argument!r}; settings are written key=value, and a recipe is experiment=NAME{remedy}"
 
 

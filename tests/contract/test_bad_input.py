@@ -73,9 +73,9 @@ REFUSED = [
     # names
     ("train foo=1", "foo", "--help=all"),
     ("train trainer.max_step=5", "trainer.max_step", "trainer.max_steps"),
-    ("train n_embd=64", "n_embd", "model.dim"),
-    ("train learning_rate=1", "learning_rate", "optim.lr_scale"),
-    ("train --epochs 3", "--epochs", "trainer.max_steps"),
+    ("train model.heads=4", "model.heads", "model.n_heads"),
+    ("train n_head=4", "n_head", "model.n_heads"),
+    ("train --seed 3", "--seed", "seed="),
     ("train notes.txt", "notes.txt", "data.path=notes.txt"),
     ("train model.dim", "model.dim", "key=value"),
     ("train model.dim=[", "model.dim=[", ""),

@@ -12,7 +12,7 @@ from tril.data.settings import flatten
 from tril.model.formats import shell_command
 from tril.model.training.hardware import Hardware
 from tril.scripts import heads, play, sample  # noqa: F401  which declare their settings
-from tril.scripts.cli.app import DECLARED, compose, unescaped
+from tril.scripts.cli.app import COMMANDS, compose, unescaped
 from tril.scripts.cli.config import RunConfig
 from tril.scripts.cli.errors import UserError
 
@@ -27,7 +27,7 @@ def checked(*settings: str) -> RunConfig:
 
 @pytest.mark.parametrize("source", ["stdlib", "files", "shakespeare", "prose"])
 def test_help_lists_every_setting_of_a_run_with_the_text_that_is_chosen(source, tmp_path):
-    values, settings = flatten(compose("train", [f"data={source}"]).settings), DECLARED["train"].settings(source)
+    values, settings = flatten(compose("train", [f"data={source}"]).settings), COMMANDS["train"].settings(source)
     assert settings.keys() <= values.keys() and all(each.description for each in settings.values())
     text = run("train", f"data={source}", "--help=all", cwd=tmp_path).stdout
     assert all(f"  {key}=" in text for key in settings)
