@@ -74,7 +74,7 @@ class Command:
         """The settings by dotted key; for `data`, those of the text `source`, or of all texts."""
         everything, is_train = known_settings(source), self.own is TrainCommand
         shared = {key: each for key, each in everything.items() if is_train or key.partition(".")[0] in self.groups}
-        return declared(self.own) | shared | ({FOLDER: FieldInfo.from_annotation(str)} if is_train else {})
+        return declared(self.own) | shared
 
 
 COMMANDS = {"train": Command(TrainCommand, tuple(path.name for path in CONFIGS.iterdir() if path.is_dir()))}
@@ -186,14 +186,15 @@ def parse(name: str, arguments: Sequence[str], *, is_grid: bool = False) -> tupl
     Raises:
         UserError: an argument that is no setting, that has no effect, or that removes a setting.
     """
-    settings, choices = COMMANDS[name].settings(), dict.fromkeys(COMMANDS[name].groups, CHOICE)
+    settings = COMMANDS[name].settings()
+    fields = settings | dict.fromkeys(COMMANDS[name].groups, CHOICE) | {FOLDER: FieldInfo.from_annotation(str)}
     words, given = [], {}
     for argument in arguments:
         key, _, text = argument.partition("=")
         try:
             if argument.startswith("-"):
                 raise HydraException
-            words.append(argument if is_grid else quoted_argument(argument, (settings | choices).get(key.lstrip("+"))))
+            words.append(argument if is_grid else quoted_argument(argument, fields.get(key.lstrip("+"))))
             [override] = OverridesParser.create().parse_overrides([words[-1]])
         except (HydraException, ValueError) as error:  # ValueError: of a number with too many digits
             raise UserError(unreadable(argument, settings)) from error

@@ -1,6 +1,5 @@
 """The settings of a run as numbers: checked once, then completed by this machine and by the text."""
 
-import functools
 import hashlib
 import os
 from collections.abc import Iterable, Mapping
@@ -22,6 +21,7 @@ from tril.data.settings import (
     setting,
     strict_settings,
     typed,
+    unflatten,
     without_effect,
 )
 from tril.data.sources import SOURCES, parse
@@ -51,9 +51,7 @@ GROUPS = {
 }
 FOR_TRAINING = ("backend", "checkpoint_activations", "embd_dropout", "attn_dropout", "resid_dropout")  # of a model
 FOLDER = "hydra.run.dir"  # of a run
-PATHS = ("path", "val_path", "cache_dir")  # below `data:`
 COMPILE = {None: False, "default": True}  # what the setting says for a mode of torch.compile
-OPEN = ("callbacks", "logger")  # groups in which configs/ and the command line add a _target_ under a name
 
 
 @dataclass(frozen=True, config=strict_settings())
@@ -76,10 +74,10 @@ class RunConfig(TrainingConfig):
     """The settings of a run. `of` checks them; `complete` adds what the machine and the text decide.
 
     Attributes:
-        targets: callbacks and loggers with a `_target_`: dotted key -> `_target_` and arguments.
+        targets: loggers, and callbacks with a `_target_`: dotted key -> `_target_` and arguments.
     """
 
-    targets: Mapping[str, dict] = field(default_factory=dict)
+    targets: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, settings: Mapping[str, Any], given: Mapping[str, str] | None = None) -> "RunConfig":
@@ -94,9 +92,16 @@ class RunConfig(TrainingConfig):
             UserError: names the wrong settings in one line.
         """
         with user_errors():
-            groups = {name: settings_below(settings, name) for name in (*GROUPS, "data", "logger")}
-            targets = targets_of(groups)
-            groups["callbacks"] = {k: v for k, v in groups["callbacks"].items() if f"callbacks.{k}" not in targets}
+            groups = {name: settings.get(name, {}) for name in (*GROUPS, "data", "logger")}
+            for name, values in groups.items():
+                if not isinstance(values, Mapping):
+                    one = f"must be a group of settings; change one, such as {name}.KEY=VALUE"
+                    raise ValueError(f"{name}={typed(values)} {one}")
+            callbacks, loggers = groups["callbacks"], groups["logger"]
+            made = {key for key, node in callbacks.items() if isinstance(node, Mapping) and "_target_" in node}
+            targets = {f"logger.{key}": node for key, node in loggers.items() if node is not None}
+            targets |= {f"callbacks.{key}": callbacks[key] for key in callbacks if key in made}
+            groups["callbacks"] = {key: node for key, node in callbacks.items() if key not in made}
             config = cls(
                 top=build(TopLevelConfig, {key: settings[key] for key in defaults(TopLevelConfig) if key in settings}),
                 data=parse(with_absolute_paths(groups["data"])),
@@ -178,28 +183,6 @@ def _check_combinations(config: RunConfig) -> None:
         raise ValueError(f"compile=reduce-overhead needs {needs}; use compile=true")
 
 
-def settings_below(settings: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The settings below `name:`, of which an earlier version may have none; raises ValueError for another value."""
-    group = settings.get(name, {})
-    if not isinstance(group, Mapping):
-        raise ValueError(f"{name}={typed(group)} must be a group of settings; change one, such as {name}.KEY=VALUE")
-    return dict(group)
-
-
-def targets_of(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The callbacks and loggers with a `_target_`: dotted key -> `_target_` and arguments.
-
-    Raises:
-        ValueError: a logger without one.
-    """
-    nodes = {f"{group}.{name}": node for group in OPEN for name, node in groups[group].items()}
-    targets = {key: dict(node) for key, node in nodes.items() if isinstance(node, Mapping) and "_target_" in node}
-    for key in nodes.keys() - targets.keys():
-        if key.startswith("logger.") and nodes[key] is not None:
-            raise ValueError(f"{key} is no logger; add {key.replace('.', '=')}, or {key}._target_=CLASS")
-    return targets
-
-
 def check_single(given: Mapping[str, str], grid: Mapping[str, str]) -> None:
     """Raises ValueError if a single run has settings of a grid, such as an ablation without -m.
 
@@ -231,11 +214,12 @@ def refuse_unused(groups: Iterable[tuple[str, Any]], given: Mapping[str, str]) -
     Args:
         groups: settings with the prefix of their keys.
     """
-    for prefix, group in groups:
-        default = flatten({prefix: defaults(type(group))} if prefix else defaults(type(group)))
-        for key, need in without_effect(group, prefix).items():
-            value = functools.reduce(getattr, key.removeprefix(f"{prefix}.").split("."), group)
-            if key in given and to_jsonable_python(value) != default[key]:
+    for prefix, values in groups:
+        default, now = (
+            flatten({prefix: each} if prefix else each) for each in (defaults(type(values)), to_jsonable_python(values))
+        )
+        for key, need in without_effect(values, prefix).items():
+            if key in given and now[key] != default[key]:
                 need = f"{key.rpartition('.')[0]}.{need}".lstrip(".")
                 raise ValueError(f"{key}={given[key]} has no effect without {need}; leave it out, or set that")
 
@@ -244,7 +228,7 @@ def known_settings(source: str | None = None) -> dict[str, FieldInfo]:
     """What the groups of a run and the text `source` declare, or all texts, by dotted key."""
     texts = [("data", kind) for name, kind in SOURCES.items() if source in (None, name)]
     groups = [("", TopLevelConfig), *GROUPS.items(), *texts]
-    return {key: each for prefix, group in groups for key, each in declared(group, prefix).items()}
+    return {key: each for prefix, kind in groups for key, each in declared(kind, prefix).items()}
 
 
 def options_of(group: str) -> list[str]:
@@ -260,7 +244,6 @@ def with_absolute_paths(data: Mapping[str, Any]) -> dict[str, Any]:
             return [*map(absolute, value)]
         return os.path.abspath(os.path.expanduser(value)) if isinstance(value, str) and value else value
 
-    data = {key: absolute(value) if key in PATHS else value for key, value in data.items()}
-    if isinstance(tokenizer := data.get("tokenizer"), Mapping) and tokenizer.get("kind") == "file":
-        data["tokenizer"] = {**tokenizer, "path": absolute(tokenizer.get("path"))}
-    return data
+    flat = flatten(data)
+    paths = ["path", "val_path", "cache_dir", *(["tokenizer.path"] if flat.get("tokenizer.kind") == "file" else [])]
+    return unflatten(flat | {key: absolute(flat[key]) for key in paths if key in flat})

@@ -4,7 +4,6 @@ A checkpoint can come from somebody else, so its settings are data: plain values
 names code, counts only on the command line and in configs/.
 """
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +12,7 @@ from tril.data.settings import flatten, unflatten
 from tril.model.runs import SETTINGS, SUMMARY, Run, find_checkpoint, newest
 from tril.scripts.cli.app import Composed
 from tril.scripts.cli.config import FOR_TRAINING, RunConfig, is_given, known_settings
-from tril.scripts.cli.run import process_rank, shared_folder
+from tril.scripts.cli.run import shared_folder
 
 if TYPE_CHECKING:
     from tril.model.checkpoint import Checkpoint
@@ -68,19 +67,10 @@ def resumed(source: str, composed: Composed) -> "tuple[RunConfig, Checkpoint]":
 
 
 def check_text(checkpoint: "Checkpoint", fingerprint: str) -> None:
-    """Raises ValueError if the prepared text is another one. Other code or another torch is a warning."""
-    import torch
-
-    from tril.model.checkpoint import code_sha256
-
+    """Raises ValueError if the prepared text is another one than that of the checkpoint."""
     if fingerprint != (before := str(checkpoint.data.get("fingerprint"))):
         differs = f"the data (fingerprint {fingerprint[:12]}) must be those of {checkpoint.path} ({before[:12]})"
         raise ValueError(f"{differs}: the text, its split or its tokenizer changed; restore them, or start a new run")
-    before, now = (version.rpartition(".")[0] for version in (checkpoint.torch_version, torch.__version__))
-    code_before, code = (checkpoint.code or "")[:12], code_sha256()[:12]
-    for name, old, new in (("torch", before, now), ("the code of Tril", code_before, code)):
-        if old != new and process_rank() == 0:
-            print(f"warning: {name} is {new}, and was {old}, so results may differ", file=sys.stderr, flush=True)
 
 
 def is_finished(run: Run, step: int, steps: int, given: Mapping[str, str]) -> bool:

@@ -129,7 +129,7 @@ def choose_hardware(config: RunConfig, *, one_process: bool = False) -> "Hardwar
     return hardware
 
 
-def instantiate(targets: Mapping[str, Mapping[str, Any]], folder: Path) -> "list[Callback | Logger]":
+def instantiate(targets: Mapping[str, Any], folder: Path) -> "list[Callback | Logger]":
     """The callbacks and the loggers that the command line or configs/ name by a `_target_`.
 
     Args:
@@ -145,11 +145,11 @@ def instantiate(targets: Mapping[str, Mapping[str, Any]], folder: Path) -> "list
 
     made = []
     for key, node in targets.items():
-        kind, given = Logger if key.startswith("logger.") else Callback, f"{key}._target_={node['_target_']}"
+        kind, given = Logger if key.startswith("logger.") else Callback, f"{key}={node}"
         try:
             made.append(hydra.utils.instantiate(({"save_dir": str(folder)} if kind is Logger else {}) | dict(node)))
         except Exception as error:  # whatever the constructor raises is about its arguments
             raise ValueError(f"{given}: {message_of(error.__cause__ or error)}") from error
         if not isinstance(made[-1], kind):
-            raise ValueError(f"{given} is no {kind.__name__.lower()} of Lightning; correct it")
+            raise ValueError(f"{given} is no {kind.__name__.lower()} of Lightning; set {key}._target_=CLASS")
     return made

@@ -3,7 +3,7 @@
 import shutil
 
 from tests.contract.harness import BARE, run
-from tril.model.checkpoint import Checkpoint, read_state, write_state
+from tril.model.checkpoint import Checkpoint
 
 
 def test_a_folder_with_a_run_is_no_folder_of_a_new_one(trained, tmp_path):
@@ -27,11 +27,8 @@ def test_given_settings_replace_those_of_the_checkpoint_and_relative_paths_are_k
     run("train", *BARE, *steps, f"data.path={text.name}", cwd=tmp_path).succeeded()
     (tmp_path / "elsewhere").mkdir()
     path = tmp_path / "run" / "checkpoints" / "last.ckpt"
-    before, state = Checkpoint.read(path).settings, read_state(path)
-    state["tril"] |= {"code": "0" * 64, "torch_version": "1.0.0"}
-    write_state(path, state)
+    before = Checkpoint.read(path).settings
     words = ("resume=../run", "trainer.max_steps=1e1", "optim.lr=0.25", f"data.cache_dir={tmp_path / 'cache'}")
-    done = run("train", *words, cwd=tmp_path / "elsewhere").succeeded()
+    run("train", *words, cwd=tmp_path / "elsewhere").succeeded()
     changes = {"trainer.max_steps": 10, "optim.lr": 0.25, "data.cache_dir": str(tmp_path / "cache")}
     assert Checkpoint.read(path).settings == before | changes
-    assert "1.0" in done.stderr and "0" * 12 in done.stderr  # other versions are warnings
