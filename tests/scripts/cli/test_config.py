@@ -12,12 +12,13 @@ from tril.data.settings import flatten
 from tril.model.formats import shell_command
 from tril.model.training.hardware import Hardware
 from tril.scripts import heads, play, sample  # noqa: F401  which declare their settings
-from tril.scripts.cli.app import COMMANDS, compose, unescaped
+from tril.scripts.cli.app import COMMANDS, compose
 from tril.scripts.cli.config import RunConfig
 from tril.scripts.cli.errors import UserError
 
 TEXTS = ["def f(x): # [a, b]", "print(x", "a, b", "it's ${HOME} \\", " ", "{a: 1}", "5", "\\'", "a\tb", "", '="[$é\\.']
-TEXTS += ["[a, b]", "null", "'x'", '"x"', "~x", "${oc.env:HOME}", "@property"]
+TEXTS += ["[a, b]", "null", "'x'", '"x"', "~x", "${oc.env:HOME}", "@property", "$HOME/{a: 1}", "x;y"]
+PROMPTS = [("sample", "prompt"), ("sample", "stop"), ("heads", "prompt"), ("play", "prompt")]
 
 
 def checked(*settings: str) -> RunConfig:
@@ -56,31 +57,30 @@ def test_settings_that_compute_the_same_are_equal():
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_a_text_needs_only_the_quotes_of_the_shell(text):
+def test_a_text_needs_only_the_quotes_of_the_shell_also_in_a_printed_command(text):
     settings = compose("sample", [f"ckpt={text}", f"prompt={text}"]).settings
     assert (settings["ckpt"], settings["prompt"]) == (text, text)
-    of_a_run = compose("train", [f"callbacks.samples.prompt={text}"]).settings["callbacks"]["samples"]
+    words = shlex.split(shell_command("train", f"callbacks.samples.prompt={text}"))[2:]
+    of_a_run = compose("train", words).settings["callbacks"]["samples"]
     assert of_a_run["prompt"] == (None if text == "null" else text)
 
 
 @pytest.mark.parametrize(("text", "value"), [(r"a\nb", "a\nb"), (r"\\n", r"\n"), (r"\t\d\\", "\t\\d\\"), ("\n", "\n")])
 def test_escapes_mean_the_same_in_every_prompt(text, value):
-    assert unescaped(text) == value
-    for name, key in (("sample", "prompt"), ("sample", "stop"), ("heads", "prompt"), ("play", "prompt")):
-        assert compose(name, [f"{key}={text}"]).settings[key] == value
-    assert compose("sample", [r"stop=[a,'\n']"]).settings["stop"] == ["a", "\n"]
+    assert all(compose(name, [f"{key}={text}"]).settings[key] == value for name, key in PROMPTS)
     assert compose("train", [f"callbacks.samples.prompt={text}"]).settings["callbacks"]["samples"]["prompt"] == value
+    assert compose("sample", [rf"stop=['{text}','\n']"]).settings["stop"] == [value, "\n"]
+
+
+@pytest.mark.parametrize(
+    ("words", "source"), [("", "files"), ("data=shakespeare", "shakespeare"), ("experiment=shakespeare", "shakespeare")]
+)
+def test_data_path_alone_means_files(words, source, text):
+    assert compose("train", [*words.split(), f"data.path={text}"]).settings["data"]["source"] == source
 
 
 def test_a_whole_number_may_have_an_exponent():
     assert checked("trainer.max_steps=1e3").trainer.max_steps == 1000
-
-
-@pytest.mark.parametrize("folder", ["outputs/2026-01-01/00-00-00", "/home/a b/it's", "$HOME/{a: 1}", "x;y"])
-def test_a_printed_command_is_read_as_it_was_meant_whatever_the_folder_is_called(folder):
-    words = shlex.split(shell_command("train", f"resume={folder}"))
-    assert words == ["tril", "train", f"resume={folder}"]
-    assert compose("train", words[2:]).settings["resume"] == folder
 
 
 def test_the_text_decides_the_vocabulary_and_the_machine_the_precision():
