@@ -47,7 +47,7 @@ def train(*settings: str, **keywords: object) -> Run:
         raise UserError(f"{wrong!r} is no setting of train(); {remedy}")
     try:
         composed = compose("train", settings)
-        return run(composed.own(TrainCommand), composed, one_process=True)
+        return train_one(composed.own(TrainCommand), composed, one_process=True)
     except Stopped as stopped:
         raise KeyboardInterrupt(stopped.text) from None
     except UserError as error:
@@ -63,10 +63,10 @@ def run_grid(words: Sequence[str]) -> None:
 @command("train", TrainCommand, grid=run_grid)
 def main(own: TrainCommand, composed: Composed) -> None:
     steps.quiet_ranks()
-    run(own, composed)
+    train_one(own, composed)
 
 
-def run(own: TrainCommand, composed: Composed, *, one_process: bool = False) -> Run:
+def train_one(own: TrainCommand, composed: Composed, *, one_process: bool = False) -> Run:
     """One run, to its end.
 
     Args:
@@ -77,11 +77,10 @@ def run(own: TrainCommand, composed: Composed, *, one_process: bool = False) -> 
         Stopped: a signal ended the run.
     """
     started, given, folder = time.perf_counter(), composed.given, composed.given.get(FOLDER)
-    is_single = folder is None or not in_sweep(folder)
+    checked = None if folder and in_sweep(folder) else given  # in other runs of a sweep they may have an effect
     checkpoint = lm = lineage = planner = None
     with user_errors():
-        if is_single:
-            check_single(given, composed.grid)
+        check_single(given, composed.grid)
         if own.resume is not None:
             from tril.scripts.cli.resume import check_text, is_finished, resumed
 
@@ -93,9 +92,9 @@ def run(own: TrainCommand, composed: Composed, *, one_process: bool = False) -> 
             from tril.scripts.cli.init_from import take_over
 
             settings, lm, lineage = take_over(own.init_from, composed)
-            config = RunConfig.of(settings, given if is_single else None)
+            config = RunConfig.of(settings, checked)
         else:
-            config = RunConfig.of(composed.settings, given if is_single else None)
+            config = RunConfig.of(composed.settings, checked)
         if own.minutes is not None:
             check_minutes(config.trainer, given)
         hardware = steps.choose_hardware(config, one_process=one_process)

@@ -19,8 +19,8 @@ from tril.scripts.cli.errors import printed_too, user_errors, writable
 class ReportCommand:
     """What is compared, and where the report goes."""
 
-    dir: str | None = setting(
-        None, "a sweep's folder, latest (the newest below multirun/), or a folder of runs to compare"
+    dir: str = setting(
+        "latest", "a sweep's folder, latest (the newest below multirun/), or a folder of runs to compare"
     )
     baseline: str | None = setting(
         None, "compare with this variant: model.n_heads=4, or several key=value with commas; null: the sweep's defaults"
@@ -42,8 +42,6 @@ class ReportCommand:
 @command("report", ReportCommand)
 def main(settings: ReportCommand, composed: Composed) -> None:
     with user_errors():
-        if settings.dir is None:
-            raise ValueError("dir is missing; name the folder of a sweep, dir=multirun/NAME, or dir=latest")
         folder = find_sweep(settings.dir)
         if (folder / SETTINGS).is_file():
             raise ValueError(f"dir={folder} is a single run; name a sweep, dir=multirun/NAME or dir=latest")

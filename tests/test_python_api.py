@@ -78,16 +78,6 @@ def test_a_wrong_setting_is_an_error_without_frames_that_leaves_nothing(settings
     assert set(folder.rglob("*")) == before
 
 
-def test_a_bug_shows_its_cause(folder):
-    def bug():
-        raise RuntimeError("a bug") from KeyError("its cause")
-
-    before_next("training_step", bug)
-    with pytest.raises(RuntimeError, match="a bug") as raised:
-        train(*QUICK)
-    assert isinstance(raised.value.__cause__, KeyError)
-
-
 def test_a_signal_ends_the_step_and_train_raises_keyboard_interrupt(folder):
     before = [signal.getsignal(signum) for signum in SIGNALS]
     for step, signum in enumerate(SIGNALS, 1):
@@ -120,19 +110,15 @@ def process_state() -> tuple:
 
 def test_train_is_the_command_and_keeps_signal_handlers_and_the_hydra_of_its_caller(folder, texts, monkeypatch):
     settings = (*BARE, f"data.path={texts}")
-    tmp_path = folder
-    done = run("train", *settings, "hydra.run.dir=typed", cwd=tmp_path)
-    assert done.returncode == 0 and f"tril sample ckpt={tmp_path / 'typed'} prompt" in done.stdout, done
-    (older := tmp_path / "outputs" / "older" / "checkpoints").mkdir(parents=True)
-    (older / "best.ckpt").touch()
+    done = run("train", *settings, "hydra.run.dir=typed", cwd=folder).succeeded()
+    assert f"tril sample ckpt={folder / 'typed'} prompt" in done.stdout
     monkeypatch.setattr(GlobalHydra.instance(), "hydra", "of a program that calls train()")
     before = process_state()
     called = train(*settings)
     assert process_state() == before
-    assert called.folder.parents[2] == tmp_path and called.summary == summary(called.folder)
+    assert called.folder.parents[2] == folder and called.summary == summary(called.folder)
     losses = {row["step"]: row["val/loss"] for row in called.metrics if "val/loss" in row}
-    assert losses == metrics(tmp_path / "typed", "val/loss")
-    (called.folder / "config.yaml").replace(called.folder / "checkpoints" / "last.ckpt")  # the best checkpoint is meant
+    assert losses == metrics(folder / "typed", "val/loss")
     models = [load("typed"), load(called.folder), load("latest", device="cpu"), called.load()]
     assert models[0].config.n_heads == 2 and models[0].tokenizer.get_vocab_size() == 300
     ids = torch.arange(32)[None]

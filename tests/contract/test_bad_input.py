@@ -164,7 +164,7 @@ REFUSED = [
     ("certify model.pos=learned model.rope_base=5", "model.rope_base=5", "model.pos=rope"),
     ("report dir={run}", "single run", "dir="),
     ("report dir={files}/folder", "folder", ""),
-    ("report margin=1", "dir", "latest"),
+    ("report margin=1", "multirun/", "folder"),
     ("referee candidate=model.dim=64 budget=tomorrow", "budget=tomorrow", "60m"),
     ("referee candidate=model.n_heads=5", "model.n_heads=5", ""),
     ("referee margin=1", "candidate", "baseline"),
