@@ -84,7 +84,7 @@ REFUSED = [
     ("train optim=[]", "optim=[]", "adamw"),
     ("train model.dim=" + "9" * 5000, "model.dim", ""),
     ("train logger=[wandb,tensorbord]", "logger=tensorbord", "tensorboard"),
-    ("train logger.wandb.project=x", "logger.wandb.project", "add logger=wandb"),
+    ("train logger.wandb.project=x", "logger.wandb.project", "logger=wandb"),
     ("train data.repo=a/b", "data.repo", "data"),
     ("train data.source=nowhere", "data.source=nowhere", "stdlib"),
     ("train data=hub", "data.repo", ""),
