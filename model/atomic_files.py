@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +12,9 @@ from tril.data.settings import one_line
 
 if TYPE_CHECKING:
     import numpy as np
+
+
+MAX_RECORDS = 20_000  # of an archive: opening each takes a moment
 
 
 @contextlib.contextmanager
@@ -57,8 +61,18 @@ def read_arrays(path: Path) -> "dict[str, np.ndarray]":
     """The arrays of an .npz file. Raises ValueError for a damaged one."""
     import numpy as np
 
-    with reading(path), np.load(path) as arrays:
-        return dict(arrays)
+    with reading(path), zipfile.ZipFile(path) as archive:
+        check_archive(archive)
+        with np.load(path) as arrays:
+            return dict(arrays)
+
+
+def check_archive(archive: zipfile.ZipFile) -> None:
+    """Raises BadZipFile if an archive holds more than its bytes, or too many records to read."""
+    records, size = archive.infolist(), os.path.getsize(str(archive.filename))
+    held = sum(record.file_size for record in records)
+    if len(records) > MAX_RECORDS or held > size:
+        raise zipfile.BadZipFile(f"a file of {size} bytes has {len(records)} records of {held} bytes")
 
 
 @contextlib.contextmanager

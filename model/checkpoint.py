@@ -10,8 +10,12 @@ is a zip archive with a CRC-32 of each record, which `torch.load` does not verif
 import contextlib
 import functools
 import hashlib
+import math
+import pickletools
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import field, fields
+from itertools import pairwise
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -23,12 +27,14 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from tril.data.settings import explain, one_line, strict_settings
-from tril.model.atomic_files import atomic_path, reading
+from tril.model.atomic_files import atomic_path, check_archive, reading
 from tril.model.config import GPTConfig
 from tril.model.generation.language_model import LanguageModel
 from tril.model.gpt import GPT
 
 PREFIX = "model."  # of parameter names: the GPT is the attribute `model` of the module that Lightning saves
+MAX_PATHS = 1_000_000  # to one value of a checkpoint
+PLAIN = ("BINUNICODE", "GLOBAL", "SHORT_BINSTRING")  # after which a pickle keeps a value that has no others
 PACKAGE = Path(__file__).resolve().parents[1]
 SOURCES = ("train.py", "model/**/*.py", "data/**/*.py")  # the code that decides a run's results
 
@@ -164,12 +170,29 @@ def load_plain(path: str | Path) -> Any:
     """What `torch.load` reads without running code from a file whose CRC-32s are right. Raises as `read_state`."""
     with reading(Path(path)):
         with ZipFile(path) as archive:
+            check_archive(archive)
+            for name in archive.namelist():
+                if name.endswith("data.pkl"):
+                    check_pickle(archive.read(name))
             if (record := archive.testzip()) is not None:
                 raise BadZipFile(f"the CRC-32 of {record} differs")
         try:
             return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         except UnpicklingError:  # whose message advises to allow code
             raise ValueError("it has more than plain values and tensors") from None
+
+
+def check_pickle(content: bytes) -> None:
+    """Raises BadZipFile if the containers of a pickle share each other so that hashing or printing one may not end.
+
+    600 bytes can hold 60 tuples, each of which has the one before twice, so that there are 2^60 paths to the first.
+    """
+    steps = [(opcode.name, argument) for opcode, argument, _ in pickletools.genops(content)]
+    is_put = [(before, key) for (before, _), (name, key) in pairwise(steps) if name.endswith("PUT")]
+    texts = {key for before, key in is_put if before in PLAIN} - {key for before, key in is_put if before not in PLAIN}
+    shared = Counter(key for name, key in steps if name.endswith("GET") and key not in texts)
+    if math.prod(1 + n for n in shared.values()) > MAX_PATHS:
+        raise BadZipFile(f"{len(shared)} of its containers are shared")
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ This module does not import torch, so that an entry point can check paths before
 import contextlib
 import csv
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -32,6 +33,10 @@ SUMMARY = "summary.json"  # written last: a run with this file is finished
 FAILURE = "failed.json"  # how a run of a sweep failed
 SWEEP = "launches.jsonl"  # the commands of a sweep and their runs, in its folder
 METRICS, WINDOWS = "csv/version_0/metrics.csv", "windows_last.npz"
+FIGURES = (  # of a summary.json: numbers, or null
+    *("final_val_loss", "final_val_bpb", "best_val_loss", "best_val_bpb", "parameters", "flops_per_token", "tokens"),
+    *("tokens_per_second", "peak_memory_gb", "seconds", "val_bytes_per_token"),
+)
 LOCK = ".run.lock"  # held while a process trains the run
 
 
@@ -79,7 +84,12 @@ class Run:
     def summary(self) -> dict[str, Any]:
         """The results: the content of summary.json."""
         with reading(self.folder / SUMMARY) as path:
-            return dict(json.loads(path.read_text(encoding="utf-8")))
+            summary = json.loads(path.read_text(encoding="utf-8"))
+            figures, windows = map(summary.get, FIGURES), summary.get("val_windows") or {"scored": 0, "of": 0}
+            required = (summary["final_val_loss"], summary["final_val_bpb"], windows["scored"], windows["of"])
+            [math.fabs(x) for x in (*figures, *required) if x is not None]  # an error for what is no number
+            hash(summary.get("data_fingerprint"))
+            return summary
 
     @property
     def metrics(self) -> list[dict[str, float]]:
@@ -100,8 +110,16 @@ class Run:
         For each of N windows, and of D documents in the order of the text: "nll", "targets", (N,), the sum of its
         losses in nats and its number of targets; "document_nll", "document_targets", (D,); "context_length".
         """
-        path = self.folder / WINDOWS
-        return read_arrays(path) if path.is_file() else None
+        if not (path := self.folder / WINDOWS).is_file():
+            return None
+        windows = read_arrays(path)
+        with reading(path):
+            pairs = [("nll", "targets"), ("document_nll", "document_targets")][: 1 + ("document_nll" in windows)]
+            is_number = [x.dtype.kind in "iuf" and x.ndim < 2 for x in windows.values()]
+            matching = [windows[a].shape == windows[b].shape for a, b in pairs]
+            if not all(is_number + matching) or int(windows["context_length"].item()) < 1:
+                raise ValueError("its arrays are no numbers, or do not match")
+        return windows
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -135,7 +153,10 @@ class Run:
 def read_settings(path: Path) -> dict[str, Any]:
     """The content of a config.yaml as plain values. Raises ValueError for a damaged one."""
     with reading(path):
-        return dict(yaml.safe_load(path.read_text(encoding="utf-8")))
+        text = path.read_text(encoding="utf-8")
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):  # 60 aliases can make 2^60 values
+            raise ValueError("it has an alias")
+        return dict(yaml.safe_load(text))
 
 
 def find_checkpoint(path: str | Path, *, prefer: tuple[str, ...] = ("best", "last")) -> Path:

@@ -16,7 +16,7 @@ from tril.data.settings import flatten
 from tril.model import runs
 from tril.model.atomic_files import reading
 from tril.model.intervals import Interval, mean_interval
-from tril.model.runs import FAILURE, METRICS, SETTINGS, SUMMARY, SWEEP, WINDOWS, state_of
+from tril.model.runs import FAILURE, METRICS, SETTINGS, SWEEP, state_of
 
 NO_VARIANT = ("seed", "output_dir", "resume", "callbacks", "logger")  # settings that do not define a variant
 LOSSES = ("final_val_loss", "final_val_bpb", "best_val_loss", "best_val_bpb")
@@ -46,12 +46,9 @@ class Run:
         if self.state != "finished":
             return {}
         summary = runs.Run(self.folder).summary
-        with reading(self.folder / SUMMARY):
-            losses = {name: summary[name] for name in LOSSES if name in summary}
-            numbers = {name: math.nan if loss is None else float(loss) for name, loss in losses.items()}
-            if "flops_per_token" in summary:
-                numbers["training_flops"] = int(summary["flops_per_token"]) * int(summary["tokens"])
-        return summary | numbers
+        if "flops_per_token" in summary:
+            summary["training_flops"] = summary["flops_per_token"] * summary["tokens"]
+        return summary | {name: math.nan for name in LOSSES if name in summary and summary[name] is None}
 
     @property
     def message(self) -> str:
@@ -67,11 +64,7 @@ class Run:
     @functools.cached_property
     def windows(self) -> dict[str, np.ndarray] | None:
         """Losses of the last validation; None if they were not kept, or the run diverged after it."""
-        windows = None if self.diverged else runs.Run(self.folder).windows
-        with reading(self.folder / WINDOWS):
-            if windows is not None and not np.isfinite([windows["nll"], windows["targets"]]).all():
-                raise ValueError("losses that are not finite numbers")
-        return windows
+        return None if self.diverged else runs.Run(self.folder).windows
 
 
 @dataclass(frozen=True)

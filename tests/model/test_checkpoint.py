@@ -3,9 +3,11 @@
 python -m pytest -n0 tests/model/test_checkpoint.py
 """
 
+import io
 import pickle
 import re
 import shutil
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -96,6 +98,7 @@ DAMAGE = {  # what happens to the bytes of a file
     "the table of contents": lambda data: flipped(data, data.rindex(b"PK\x01\x02") + 30),
     "cut off": lambda data: data[: len(data) // 2],
     "empty": lambda data: b"",
+    "more than its bytes": lambda data: with_zeros(data),
     "a pickle": lambda data: pickle.dumps({"state_dict": {}, "tril": {}}),
 }
 
@@ -117,6 +120,22 @@ def weight(name, tensor):
     return lambda content: content["state_dict"].update({f"model.{name}": tensor})
 
 
+def shared(depth: int, kind: type):
+    """2^depth values in less than a kilobyte, which take as long to hash or to print."""
+    value = kind([1])
+    for _ in range(depth):
+        value = kind([value, value])
+    return value
+
+
+def with_zeros(data: bytes) -> bytes:
+    """An archive with one more record, of 100 MB of zeros, which take no space."""
+    file = io.BytesIO(data)
+    with zipfile.ZipFile(file, "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("last/data/zeros", bytes(10**8))
+    return file.getvalue()
+
+
 LIES = [  # what a file says that is not so, and what the error names
     (config(vocab_size=10**9), "embed.weight"),
     (config(**{"vocab\n_size": 1}), "vocab _size"),
@@ -127,6 +146,8 @@ LIES = [  # what a file says that is not so, and what the error names
     (lambda content: content["tril"].pop("tokenizer"), "tokenizer"),
     (lambda c: c["tril"].update(tokenizer=c["tril"]["tokenizer"].replace('"a":', '"a":4000000', 1)), "vocab_size=300"),
     (lambda content: content.pop("tril"), "state_dict and tril"),
+    (config(dim=shared(60, list)), "some.ckpt"),
+    (lambda content: content["state_dict"].update({shared(22, tuple): 1}), "some.ckpt"),
 ]
 
 

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import zipfile
 
 import numpy as np
 import pytest
@@ -64,16 +65,22 @@ def test_a_label_names_a_key_by_its_last_component_if_that_is_unique(tmp_path):
     assert sweep.baseline.label == "window=null, model.kind=true, optim.kind=2"
 
 
-def archive(**arrays) -> bytes:
-    """The content of an .npz file."""
-    np.savez(file := io.BytesIO(), **arrays)
+def arrays(shape: tuple, **others) -> bytes:
+    """windows_last.npz, whose "nll" says that it has this shape."""
+    file, header = io.BytesIO(), io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<f8", "fortran_order": False, "shape": shape})
+    np.savez(file, **{"targets": np.full(8, 32), "context_length": 32} | others)
+    with zipfile.ZipFile(file, "a") as archive:
+        archive.writestr("nll.npy", header.getvalue() + bytes(64))
     return file.getvalue()
 
 
 DAMAGED = [
     *((name, b"a: [") for name in ("launches.jsonl", "day/a/windows_last.npz", "day/a/config.yaml")),
-    ("day/a/windows_last.npz", archive(nll=[3.0])),
-    ("day/a/summary.json", b'{"final_val_loss": 3.0, "final_val_bpb": {}, "best_val_loss": 3.0, "best_val_bpb": 1.0}'),
+    *(("day/a/windows_last.npz", arrays(shape)) for shape in ((7,), (8, 1), (10**13,))),
+    *(("day/a/windows_last.npz", arrays((8,), context_length=x)) for x in (0, "32", [32, 32])),
+    *(("day/a/summary.json", json.dumps({"final_val_loss": 3.0, "final_val_bpb": x}).encode()) for x in ({}, "3")),
+    ("day/a/config.yaml", b"a: &a [1]\nb: [*a, *a]"),
     *(("launches.jsonl", json.dumps(x).encode()) for x in ([], {"runs": 3}, {"swept": [], "runs": [{"folder": [1]}]})),
 ]
 
