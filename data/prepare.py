@@ -111,42 +111,49 @@ def prepare(source: Source, *, progress: bool = True) -> PreparedText:
         ValueError: a part of the text is empty, or the text is invalid.
         OSError: text, tokenizer or cache folder cannot be read or written.
     """
-    config = source.tokenizer
-    budgets: dict[Split, int | None] = {"train": source.token_budget, "val": source.val_token_budget}
-    of_text: dict[str, Any] = {"source": source.fingerprint(), "budgets": budgets}
-    settings = {"format": FORMAT, "tokenizer": config.fingerprint(), "sources": {"": of_text}}
+    budgets = {"train": source.token_budget, "val": source.val_token_budget}
+    of_text = {"source": source.fingerprint(), "budgets": budgets}
+    settings = {"format": FORMAT, "tokenizer": source.tokenizer.fingerprint(), "sources": {"": of_text}}
     fingerprint = sha256_of(settings)
-
-    def write(folder: Path) -> None:
-        folder.mkdir()
-        plan = plan_split(source)
-        texts = training_texts(pieces_of(source, plan, "train"), budgets["train"], config)
-        tokenizer = build(config, tqdm(texts, "training the tokenizer", unit=" pieces", **PROGRESS))
-        (folder / TOKENIZER).write_bytes(tokenizer.to_str(pretty=True).encode())  # `tokenizer.save` raises Exception
-        with (folder / TOKENS).open("wb") as file:
-            counts = {
-                split: write_part(file, tokenizer, config.eot, pieces_of(source, plan, split), budget, split)
-                for split, budget in budgets.items()
-            }
-        if empty := [split for split in counts if not counts[split]["tokens"]]:
-            cause = f"the {empty[0]} part of {source.name} is empty" + (f" ({source.note})" if source.note else "")
-            raise ValueError(f"data: {cause}; give more text, or change data.val_fraction or data.val_path")
-        vocab_size, dtype = n_ids(tokenizer), dtype_of(tokenizer)
-        train, val = np.split(np.memmap(folder / TOKENS, dtype, mode="r"), [counts["train"]["tokens"]])
-        sizes = {split: each["bytes"] for split, each in counts.items()}
-        of_text["counts"] = counts
-        of_text["overlap"] = measure_overlap(train, val, vocab_size, sizes["val"] / len(val))
-        of_text["split"] = {"rule": plan.rule, "val_share": sizes["val"] / sum(sizes.values())}
-        meta = {**settings, "fingerprint": fingerprint, "kind": source.name, "dtype": dtype.name}
-        meta |= {"vocab_size": vocab_size, "eot_id": tokenizer.token_to_id(config.eot)}
-        meta |= {"files": {name: size_and_sha256(folder / name) for name in (TOKENIZER, TOKENS)}}
-        content = json.dumps({**meta, "sha256": sha256_of(meta)}, indent=2) + "\n"
-        (folder / META).write_text(content, encoding="utf-8")
-        if progress:
-            print(*filter(None, (source.note, describe_split(of_text))), sep="\n", file=sys.stderr)
-
     folder = resolve_cache_dir(source.cache_dir) / f"{source.name}-{fingerprint[:16]}"
+    write = partial(write_folder, source=source, meta=settings | {"fingerprint": fingerprint}, progress=progress)
     return read_or_write(folder, write, partial(PreparedText.read, fingerprint=fingerprint))
+
+
+def write_folder(folder: Path, source: Source, meta: dict[str, Any], progress: bool) -> None:
+    """Creates the folder of a text.
+
+    Args:
+        meta: the first values of meta.json. "sources" has a text without a name, with its "budgets".
+    """
+    folder.mkdir()
+    config, plan = source.tokenizer, plan_split(source)
+    of_text = meta["sources"][""]
+    budgets: dict[Split, int | None] = of_text["budgets"]
+    texts = training_texts(pieces_of(source, plan, "train"), budgets["train"], config)
+    tokenizer = build(config, tqdm(texts, "training the tokenizer", unit=" pieces", **PROGRESS))
+    (folder / TOKENIZER).write_bytes(tokenizer.to_str(pretty=True).encode())  # `tokenizer.save` raises Exception
+    with (folder / TOKENS).open("wb") as file:
+        counts = {
+            split: write_part(file, tokenizer, config.eot, pieces_of(source, plan, split), budget, split)
+            for split, budget in budgets.items()
+        }
+    if empty := [split for split in counts if not counts[split]["tokens"]]:
+        cause = f"the {empty[0]} part of {source.name} is empty" + (f" ({source.note})" if source.note else "")
+        raise ValueError(f"data: {cause}; give more text, or change data.val_fraction or data.val_path")
+    vocab_size, dtype = n_ids(tokenizer), dtype_of(tokenizer)
+    train, val = np.split(np.memmap(folder / TOKENS, dtype, mode="r"), [counts["train"]["tokens"]])
+    sizes = {split: each["bytes"] for split, each in counts.items()}
+    overlap = measure_overlap(train, val, vocab_size, sizes["val"] / len(val))
+    split = {"rule": plan.rule, "val_share": sizes["val"] / sum(sizes.values())}
+    of_text = of_text | {"counts": counts, "overlap": overlap, "split": split}
+    meta = meta | {"sources": {"": of_text}, "kind": source.name, "dtype": dtype.name, "vocab_size": vocab_size}
+    meta["eot_id"] = tokenizer.token_to_id(config.eot)
+    meta["files"] = {name: size_and_sha256(folder / name) for name in (TOKENIZER, TOKENS)}
+    meta["sha256"] = sha256_of(meta)
+    (folder / META).write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
+    if progress:
+        print(*filter(None, (source.note, describe_split(of_text))), sep="\n", file=sys.stderr)
 
 
 class Piece(NamedTuple):

@@ -75,7 +75,11 @@ class Source:
         return fractions
 
     def fingerprint(self) -> dict[str, Any]:
-        """JSON values that change if the text or its split changes; computed at every start."""
+        """JSON values that change if the text or its split changes; computed at every start.
+
+        Raises:
+            OSError: the text, or the server that has it, cannot be reached.
+        """
         raise NotImplementedError
 
     def documents(self, split: Split) -> Iterator[Document]:

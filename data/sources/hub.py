@@ -68,10 +68,6 @@ class Hub(Source):
             raise self._unreadable(error) from error
 
     def fingerprint(self) -> dict[str, Any]:
-        """
-        Raises:
-            OSError: see `commit`.
-        """
         values = {name: getattr(self, name) for name in ("config", "text_field", "train_split", "row_ends_document")}
         values |= {"kind": "hub", "revision": self.commit, "repo": self.repo}
         return values | ({"val_split": self.val_split} if self.val_split else {"val_fraction": self.val_fraction})

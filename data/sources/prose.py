@@ -25,10 +25,6 @@ class Prose(Source):
     prompt = "In those days "
 
     def fingerprint(self) -> dict[str, Any]:
-        """
-        Raises:
-            OSError: the package is not installed.
-        """
         try:
             version = metadata.version(PACKAGE)
         except metadata.PackageNotFoundError as error:

@@ -39,10 +39,6 @@ class Shakespeare(Source):
         return self
 
     def fingerprint(self) -> dict[str, Any]:
-        """
-        Raises:
-            OSError: the text cannot be downloaded.
-        """
         return {"kind": self.name, "sha256": sha256_of_file(self.file()), "val_fraction": self.val_fraction}
 
     def documents(self, split: Split) -> Iterator[Document]:

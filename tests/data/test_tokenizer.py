@@ -1,11 +1,10 @@
 """Tokenizers: exact round trips, files of other libraries, and files of the hub."""
 
-import json
 import random
 import time
 
 import pytest
-from tokenizers import Tokenizer, models, normalizers
+from tokenizers import normalizers
 
 from tests.data.test_text import error_of
 from tril.data import tokenizer as module
@@ -71,16 +70,7 @@ def test_a_tokenizer_without_the_end_of_text_is_an_error_with_its_special_tokens
     assert build(loaded(add, eot="</s>")).token_to_id("</s>") is not None
 
 
-EMPTY = json.loads(Tokenizer(models.BPE(vocab={"a": 0}, merges=[])).to_str())
-BROKEN = [
-    "",
-    "[" * 100_000,
-    json.dumps(EMPTY | {"model": {}}),
-    json.dumps(EMPTY).replace('"merges": [', '"merges": ["z"'),
-]
-
-
-@pytest.mark.parametrize("content", BROKEN)
+@pytest.mark.parametrize("content", ["", "[" * 100_000, '{"model": {}}', '{"model": {"vocab": {}, "merges": ["z"]}}'])
 def test_a_file_that_is_no_tokenizer_is_an_error_of_one_line(loaded, tmp_path, content):
     config = loaded()
     (tmp_path / "tokenizer.json").write_text(content)
