@@ -88,12 +88,11 @@ def build(group: type, values: Mapping[str, Any], prefix: str = "") -> Any:
         ValueError: an unknown key, with the nearest valid one, or values that the group refuses.
     """
     fields = group.__pydantic_fields__
-    built = {}
+    built, start = {}, f"{prefix}." if prefix else ""
     for name, value in values.items():
-        key = f"{prefix}.{name}" if prefix else str(name)
+        key = f"{start}{name}"
         if name not in fields:
-            keys = [f"{prefix}.{each}" if prefix else each for each in fields]
-            raise ValueError(f"there is no setting {key}{nearest(key, keys)}")
+            raise ValueError(f"there is no setting {key}{nearest(str(name), fields, start)}")
         inner = group_of(fields[name])
         if inner is not None and isinstance(value, Mapping):
             value = build(inner, value, key)
@@ -158,11 +157,11 @@ def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
     return tree
 
 
-def nearest(name: str, choices: Collection[str]) -> str:
-    """The end of an error message: the choice most similar to `name`, or all choices."""
+def nearest(name: str, choices: Collection[str], prefix: str = "") -> str:
+    """The end of an error message: the choice most similar to `name`, or all choices, each after `prefix`."""
     if close := difflib.get_close_matches(name, list(choices), n=1):
-        return f"; did you mean {close[0]}?"
-    return f"; choose one of {', '.join(sorted(choices))}"
+        return f"; did you mean {prefix}{close[0]}?"
+    return f"; choose one of {', '.join(prefix + key for key in sorted(choices))}"
 
 
 def explain(error: ValidationError) -> str:
