@@ -19,6 +19,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from tril.data.cache import sha256_of_file
 from tril.data.settings import one_line, setting, strict_settings
 
+LOADED = ("file", "hub")  # kinds of a tokenizer.json of others
 UNKNOWN = "<|unknown|>"  # of kind "char" only
 MIN_BPE_VOCAB_SIZE = 256 + 1  # every byte, and end-of-text
 CHECKED_BYTES = 1 << 20  # of the text, for a tokenizer of others: bits per byte count the bytes of the text
@@ -51,15 +52,10 @@ class TokenizerConfig:
 
     @model_validator(mode="after")
     def _check(self) -> "TokenizerConfig":
-        if self.is_loaded and not self.path:
+        if self.kind in LOADED and not self.path:
             needs = "kind=file needs a tokenizer.json, and kind=hub a repository, such as openai-community/gpt2"
             raise ValueError(f"data.tokenizer.path is missing; {needs}")
         return self
-
-    @property
-    def is_loaded(self) -> bool:
-        """Whether the tokenizer comes from a tokenizer.json of others."""
-        return self.kind in ("file", "hub")
 
     def fingerprint(self) -> dict[str, Any]:
         """JSON values that, together with the text, determine the tokenizer.
@@ -105,7 +101,7 @@ def build(config: TokenizerConfig, texts: Iterable[str] = ()) -> Tokenizer:
         ValueError: a loaded tokenizer has no end-of-text token, or changes the text.
         OSError: a tokenizer cannot be read, or the hub cannot be reached.
     """
-    if config.is_loaded:
+    if config.kind in LOADED:
         return load_checked(config, texts)
     tokenizer = train_characters(config.eot, texts) if config.kind == "char" else train_byte_level(config, texts)
     tokenizer.encode_special_tokens = True
