@@ -55,7 +55,11 @@ def test_a_branch_of_the_hub_is_resolved_to_its_commit(server, hub):
     content = json.dumps({"id": "owner/name", "sha": COMMIT}).encode()
     server.files["/api/datasets/owner/name/revision/v1"] = content, {"Content-Type": "application/json"}
     fingerprints = [Hub(repo="owner/name", revision=each).fingerprint() for each in ("v1", COMMIT)]
-    assert fingerprints[0] == fingerprints[1] != Hub(repo="owner/name", revision="ab" * 20).fingerprint()
+    assert fingerprints[0] == fingerprints[1]
+    changes = [{}, {"revision": "ab" * 20}, {"config": "b"}, {"text_field": "b"}, {"row_ends_document": False}]
+    changes += [{"val_split": "b"}, {"val_split": None}, {"val_split": None, "val_fraction": 0.2}]
+    found = [Hub(**{"repo": "owner/name", "revision": COMMIT} | change).fingerprint() for change in changes]
+    assert all(one != other for i, one in enumerate(found) for other in found[:i])
     message = error_of(Hub(repo="owner/name", revision="v2").fingerprint)
     assert "owner/name" in message and "v2" in message
 
