@@ -80,7 +80,7 @@ def unknown_setting(key: str, settings: Mapping[str, FieldInfo], groups: Collect
     """
     without_group = {name.rpartition(".")[2]: name for name in settings}
     close = difflib.get_close_matches(key, [*settings, *groups], n=1)
-    close += [without_group[name] for name in difflib.get_close_matches(key, without_group, n=1)]
+    close += [without_group[name] for name in difflib.get_close_matches(key, without_group, n=1, cutoff=0.75)]
     if not close:
         return f"there is no setting {key}; --help=all lists all"
     description = settings[close[0]].description if close[0] in settings else ""
