@@ -131,7 +131,7 @@ def train_one(own: TrainCommand, composed: Composed, *, one_process: bool = Fals
             torch.manual_seed(config.seed_for(f"dropout/{rank}" if (rank := trainer.global_rank) else "dropout"))
             module = TrainingModule.of_run(config, model, data, config.to_dict(), lineage)
         print(describe(trainer, module), flush=True)
-        fit(trainer, module, checkpoint and checkpoint.path)
+        fit(trainer, module, checkpoint)
     return run
 
 

@@ -193,7 +193,7 @@ def byte_model(**choices) -> LanguageModel:
     return LanguageModel(tiny_gpt(**{"vocab_size": 257, **choices}), build(TokenizerConfig(kind="byte")))
 
 
-def training_module(model: GPT, steps: int = 8, optim=None, *, document_eot: int | None = None, compile=None):
+def training_module(model: GPT, steps: int = 8, optim=None, *, document_eot: int | None = None, compile=False):
     """The Lightning module of a run of so many steps on a text of one document, with a byte for each target."""
     from tril.model.checkpoint import Checkpoint
     from tril.model.training.module import TrainingModule

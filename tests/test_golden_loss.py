@@ -45,7 +45,7 @@ def tokens() -> np.ndarray:
     return np.array(ids, dtype=np.uint16)
 
 
-def run(optim="muon", backend="explicit", precision="32-true", compile=None, resident=False) -> list[float]:
+def run(optim="muon", backend="explicit", precision="32-true", compile=False, resident=False) -> list[float]:
     from lightning import Trainer
 
     shape = {"vocab_size": V, "context_length": T, "n_layers": 2, "dim": 32, "n_heads": 4}

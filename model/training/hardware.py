@@ -15,7 +15,7 @@ from tril.model.training.settings import Accelerator, Compile, Precision
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 MAX_KEPT_BYTES = 1 << 30
-REGIONAL = "regional"  # one block is compiled and used for all blocks
+REGIONAL = "regional"  # one block is compiled, which takes a fraction of the time, and used for all blocks
 COMPILED_FLOPS = 1e14  # of a run on a CPU, from which compilation pays
 GRAPHS = "reduce-overhead"  # the whole loss is compiled, and its kernels are started as one CUDA graph
 
@@ -35,15 +35,13 @@ class Hardware:
     """What a run uses, in Lightning's names.
 
     Args:
-        compile: "default" and "reduce-overhead": the whole loss is compiled, in this mode of torch.compile; "regional":
-            one block, for training only, which takes a fraction of the time; None: nothing; "auto": one block or
-            nothing, see `for_flops`.
+        compile: the setting; "auto" until `for_flops` decides it.
         peak_flops: dense 16-bit FLOP/s of one device; None: unknown.
     """
 
     accelerator: str
     precision: str
-    compile: str | None
+    compile: Compile
     device_name: str
     peak_flops: float | None
 
@@ -55,7 +53,7 @@ class Hardware:
         """
         if self.compile != "auto":
             return self
-        return replace(self, compile=REGIONAL if flops >= COMPILED_FLOPS and not compile_error("cpu") else None)
+        return replace(self, compile=REGIONAL if flops >= COMPILED_FLOPS and not compile_error("cpu") else False)
 
 
 def cpu_name() -> str:
@@ -152,7 +150,6 @@ def select_hardware(
     if compile == GRAPHS and device != "cuda":
         raise ValueError(f"compile={GRAPHS} needs trainer.accelerator=cuda, not {device}; use compile=true or regional")
     compile = choose_compile(compile, device)
-    mode = compile if isinstance(compile, str) else "default" if compile else None
     name = torch.cuda.get_device_name() if device == "cuda" else cpu_name()
     torch.set_float32_matmul_precision("high" if device == "cuda" else "highest")
-    return Hardware(device, precision, mode, name, PEAK_FLOPS.get(name))
+    return Hardware(device, precision, compile, name, PEAK_FLOPS.get(name))

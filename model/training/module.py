@@ -21,7 +21,7 @@ from tril.model.masks import document_options
 from tril.model.training.hardware import GRAPHS, REGIONAL
 from tril.model.training.optim import build_optimizer, param_groups
 from tril.model.training.schedule import lr_factor
-from tril.model.training.settings import OptimConfig, TrainingConfig
+from tril.model.training.settings import Compile, OptimConfig, TrainingConfig
 
 Batch = tuple[Tensor, Tensor]  # inputs and targets, int64 (B, T); targets that are IGNORE do not count
 NO_TARGET = -math.inf  # in place of the loss of an ignored target, which no target has
@@ -36,7 +36,7 @@ class TrainingModule(LightningModule):
         total_steps: optimizer steps of the run (Lightning's estimate of them would reset a resumed loader).
         data: the text.
         payload: the "tril" entry of a checkpoint, see `Checkpoint.entry`; `CausalityCheck` adds the certificate.
-        compile: `Hardware.compile`: what is compiled.
+        compile: the setting: what is compiled.
 
     Attributes:
         nll: `GPT.nll`, compiled if training compiles it.
@@ -54,7 +54,7 @@ class TrainingModule(LightningModule):
         total_steps: int,
         data: TextDataModule,
         payload: dict[str, Any],
-        compile: str | None = None,
+        compile: Compile = False,
     ) -> None:
         super().__init__()
         self.model, self.optim, self.total_steps, self.compiles = model, optim, total_steps, compile
@@ -65,7 +65,7 @@ class TrainingModule(LightningModule):
         if compile == REGIONAL:
             self.nll = functools.partial(model.nll, run_block=torch.compile(call_block, dynamic=False))
         elif compile:
-            self.nll = torch.compile(model.nll, dynamic=False, mode=compile)
+            self.nll = torch.compile(model.nll, dynamic=False, mode=None if compile is True else compile)
         self.val_windows, self.val_nll = torch.empty(2, 0), torch.empty(0)
         self._val = torch.empty(0)  # losses of the validation so far, (n_batches * B, T); on the device
         self.payload = dict(payload)

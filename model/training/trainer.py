@@ -13,7 +13,7 @@ from lightning.pytorch.loggers import Logger
 
 from tril.data.datamodule import TextDataModule
 from tril.data.settings import one_line, unflatten
-from tril.model.checkpoint import code_sha256
+from tril.model.checkpoint import Checkpoint, code_sha256
 from tril.model.runs import SUMMARY, Run, in_sweep, is_resumable
 from tril.model.training.callbacks.causality_check import CausalityCheck
 from tril.model.training.callbacks.heads import HeadRecorder
@@ -104,7 +104,7 @@ def build_trainer(
     )
 
 
-def fit(trainer: Trainer, module: TrainingModule, checkpoint: Path | None) -> None:
+def fit(trainer: Trainer, module: TrainingModule, checkpoint: Checkpoint | None) -> None:
     """Trains from a checkpoint or from the start, validates at the end, and writes the summary.
 
     Raises:
@@ -118,7 +118,7 @@ def fit(trainer: Trainer, module: TrainingModule, checkpoint: Path | None) -> No
             (run.folder / SUMMARY).unlink(missing_ok=True)  # which marks a finished run
             run.write_settings(settings)
             start_loggers(trainer.loggers, settings)
-        trainer.fit(module, module.data, ckpt_path=checkpoint)
+        trainer.fit(module, module.data, ckpt_path=checkpoint and checkpoint.path)
         last = Metrics.of(trainer).last("val/loss")
         if last is None or last["step"] != trainer.global_step:  # no step was left
             trainer.validate(module, module.data, verbose=False)
@@ -138,9 +138,9 @@ def fit(trainer: Trainer, module: TrainingModule, checkpoint: Path | None) -> No
         remedy = f"continue with resume={run.folder}" if is_resumable(run.folder) else "start again"
         raise UserError(f"{one_line(str(error))}; mend the cause, such as a full disk, and {remedy}") from error
     except Exception as error:
-        if checkpoint is None or trainer.global_step > Metrics.of(trainer).resumed_at:
+        if checkpoint is None or trainer.global_step > (checkpoint.step or 0):
             raise
-        cause = f"{checkpoint} does not go on ({one_line(f'{type(error).__name__}: {error}')})"
+        cause = f"{checkpoint.path} does not go on ({one_line(f'{type(error).__name__}: {error}')})"
         raise UserError(f"{cause}; use another checkpoint of its folder") from error
 
 

@@ -51,7 +51,6 @@ GROUPS = {
 }
 FOR_TRAINING = ("backend", "checkpoint_activations", "embd_dropout", "attn_dropout", "resid_dropout")  # of a model
 FOLDER = "hydra.run.dir"  # of a run
-COMPILE = {None: False, "default": True}  # what the setting says for a mode of torch.compile
 
 
 @dataclass(frozen=True, config=strict_settings())
@@ -142,8 +141,7 @@ class RunConfig(TrainingConfig):
         lengths = self.data.window_lengths(self.model.context_length)
         flops = self.train_tokens() * GPT.without_values(self.model).flops_per_token(lengths)
         hardware = self.hardware.for_flops(flops)
-        top = replace(self.top, compile=COMPILE.get(hardware.compile, hardware.compile))
-        return replace(self, top=top, hardware=hardware)
+        return replace(self, top=replace(self.top, compile=hardware.compile), hardware=hardware)
 
     def to_dict(self) -> dict[str, Any]:
         """Nested plain values, of which `of` makes the same settings, apart from the targets.

@@ -19,7 +19,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from torch.optim import Optimizer
 
 from tril.model.atomic_files import atomic_path
-from tril.model.runs import METRICS, Run
+from tril.model.runs import METRICS, WINDOWS, Run
 from tril.model.training.hardware import Hardware
 from tril.model.training.module import TrainingModule
 from tril.model.training.settings import UserError
@@ -69,11 +69,6 @@ class RunLog(Logger):
             writer.writeheader()
             writer.writerows(self.rows)
 
-    def resume(self, step: int) -> None:
-        """Keeps the rows of the file up to this step."""
-        rows = Run(self.folder).metrics if self.path.is_file() else []
-        self.rows = [row for row in rows if row["step"] <= step]
-
 
 class Metrics(Callback):
     """Measures a run, and logs it every `trainer.log_every_n_steps` and after each validation.
@@ -90,15 +85,13 @@ class Metrics(Callback):
 
     Attributes:
         run_log: all rows so far.
-        resumed_at: the step of the checkpoint that the run goes on from; 0: none.
         tokens: of all processes, in all steps so far; counted, since the size of a step may change in a resumed run.
         val_windows: how many windows the last validation has scored, and "of" how many.
     """
 
     def __init__(self, hardware: Hardware, folder: str | Path, started: float = 0.0) -> None:
         self.hardware, self.folder, self._started = hardware, Path(folder), started
-        self.run_log, self.tokens, self.resumed_at = RunLog(folder), 0, 0
-        self.val_windows: dict[str, int] = {}
+        self.run_log, self.tokens, self.val_windows = RunLog(folder), 0, dict[str, int]()
         self._seconds, self._since = 0.0, None  # of training, and when the clock was started; None: it stands still
         self._norms: Row = {}  # of the step that was just made
 
@@ -110,8 +103,9 @@ class Metrics(Callback):
         return metrics
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: TrainingModule, checkpoint: dict[str, Any]) -> None:
-        self.resumed_at = checkpoint["global_step"]
-        self.run_log.resume(self.resumed_at)
+        """Keeps the rows up to the step of the checkpoint."""
+        rows = Run(self.folder).metrics if self.run_log.path.is_file() else []
+        self.run_log.rows = [row for row in rows if row["step"] <= checkpoint["global_step"]]
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: TrainingModule, batch, batch_idx: int) -> None:
         if self._since is None:
@@ -131,11 +125,10 @@ class Metrics(Callback):
         self._norms = {"total": math.hypot(*norms)} | groups
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         if not math.isfinite(nats) or not (math.isfinite(self._norms["total"]) or scaler):
-            step, loss = trainer.global_step + 1, "" if math.isfinite(nats) else f"loss {nats}, "
-            rates = ", ".join(f"{group['name']} {group['lr']:.4g}" for group in optimizer.param_groups)
-            values = f"{loss}gradient norm {self._norms['total']:.4g}, learning rates {rates}"
-            remedy = f"the weights stay those of step {step - 1:,}; lower optim.lr_scale"
-            raise NonFiniteError(f"step {step:,} is not finite: {values}; {remedy}")
+            step, norm = trainer.global_step, f"gradient norm {self._norms['total']:.4g}"
+            value = norm if math.isfinite(nats) else f"loss {nats}, {norm}"
+            remedy = f"the weights stay those of step {step:,}; lower optim.lr_scale"
+            raise NonFiniteError(f"step {step + 1:,} is not finite: {value}; {remedy}")
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: TrainingModule, outputs, batch, batch_idx: int) -> None:
         self.tokens += batch[0].numel() * trainer.world_size
@@ -167,7 +160,7 @@ class Metrics(Callback):
         self.val_windows = {"scored": min(loader.n_windows, scored), "of": loader.n_windows}
         self._write(trainer, values | self.spent())
         if trainer.is_global_zero:
-            save_windows(self.folder / "windows_last.npz", pl_module, trainer.global_step)
+            save_windows(self.folder / WINDOWS, pl_module, trainer.global_step)
 
     def _write(self, trainer: Trainer, values: Row) -> None:
         for logger in trainer.loggers:

@@ -22,10 +22,10 @@ def simulate(monkeypatch, cuda=None, bf16=False, mps=False, cpu=(False, False), 
 
 A10 = {"cuda": "NVIDIA A10", "bf16": True}
 AUTO = [  # the machine, and what a run uses
-    ({"cuda": "NVIDIA H200", "bf16": True, "mps": True}, ("cuda", "bf16-mixed", "default", 989e12)),
-    ({"cuda": "Tesla V100-SXM2-16GB"}, ("cuda", "16-mixed", "default", None)),
-    (A10 | {"compiles": False}, ("cuda", "bf16-mixed", None, None)),
-    ({"mps": True, "cpu": (True, False)}, ("mps", "32-true", None, None)),
+    ({"cuda": "NVIDIA H200", "bf16": True, "mps": True}, ("cuda", "bf16-mixed", True, 989e12)),
+    ({"cuda": "Tesla V100-SXM2-16GB"}, ("cuda", "16-mixed", True, None)),
+    (A10 | {"compiles": False}, ("cuda", "bf16-mixed", False, None)),
+    ({"mps": True, "cpu": (True, False)}, ("mps", "32-true", False, None)),
     ({"cpu": (True, False)}, ("cpu", "bf16-mixed", "auto", None)),
     ({"cpu": (False, True)}, ("cpu", "bf16-mixed", "auto", None)),
     ({}, ("cpu", "32-true", "auto", None)),
@@ -54,7 +54,7 @@ def test_what_the_machine_lacks_is_an_error(machine, settings, named, monkeypatc
         select_hardware(**settings)
 
 
-@pytest.mark.parametrize(("works", "flops", "compiled"), [(1, 0.99e14, None), (1, 1e14, "regional"), (0, 1e14, None)])
+@pytest.mark.parametrize(("works", "flops", "compiled"), [(1, 0.99e14, False), (1, 1e14, "regional"), (0, 1e14, False)])
 def test_auto_compiles_long_runs_on_a_cpu_with_a_compiler_that_works(works, flops, compiled, monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda function: function if works else 1 // 0)
     monkeypatch.setattr(hardware, "compile_error", hardware.compile_error.__wrapped__)

@@ -17,7 +17,7 @@ from tril.model.training.module import TrainingModule
 from tril.model.training.optim import OptimConfig
 
 V, T, B, STEPS = 31, 12, 2, 8
-CPU = Hardware("cpu", "32-true", None, "a CPU", None)
+CPU = Hardware("cpu", "32-true", False, "a CPU", None)
 BARE = ("~callbacks.samples", "~callbacks.heads", "~callbacks.causality")
 
 

@@ -22,7 +22,7 @@ from tril.scripts.cli.config import RunConfig
 PER_FLOP = 8e-12  # seconds
 MODEL = GPTConfig(vocab_size=4096, context_length=256, **NANO_PARTS)
 TIMED = [setting for setting in BARE if not setting.startswith(("trainer.max_steps", "trainer.val_check_interval"))]
-CPU = Hardware("cpu", "32-true", None, "", None)
+CPU = Hardware("cpu", "32-true", False, "", None)
 RUN = RunConfig.of(compose("train", ["data.batch_size=8"]).settings)
 NANO = ("model.n_layers", "model.dim")
 

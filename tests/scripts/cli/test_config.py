@@ -84,7 +84,7 @@ def test_a_whole_number_may_have_an_exponent():
 
 
 def test_the_text_decides_the_vocabulary_and_the_machine_the_precision():
-    hardware = Hardware("cpu", "32-true", None, "a CPU", None)
+    hardware = Hardware("cpu", "32-true", False, "a CPU", None)
     config = checked().complete(hardware, 300)
     assert (config.model.vocab_size, config.trainer.precision) == (300, "32-true")
     assert config.decide_compilation().top.compile is False
