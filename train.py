@@ -129,7 +129,7 @@ def train_one(own: TrainCommand, composed: Composed, *, one_process: bool = Fals
                 model.load_state_dict(lm.model.state_dict())
             trainer = build_trainer(config, run.folder, data, started=started, planner=planner, added=added)
             torch.manual_seed(config.seed_for(f"dropout/{rank}" if (rank := trainer.global_rank) else "dropout"))
-            module = TrainingModule.of_run(config, model, data, config.to_dict(), lineage)
+            module = TrainingModule(config, model, data, config.to_dict(), lineage)
         print(describe(trainer, module), flush=True)
         fit(trainer, module, checkpoint)
     return run

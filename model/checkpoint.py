@@ -135,18 +135,16 @@ def write_state(path: str | Path, content: dict[str, Any]) -> None:
     """Writes plain containers, values and tensors with `torch.save`, atomically.
 
     Raises:
-        OSError: they cannot be written, with the reason and a remedy; an earlier file is unchanged.
+        OSError: they cannot be written; an earlier file is unchanged.
         ValueError: the content has something that `read_state` would not load.
     """
-    path = Path(path)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_path(path) as part:
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    with atomic_path(path) as part:
+        try:
             torch.save(content, part)
-            load_plain(part)
-    except (OSError, RuntimeError) as error:  # RuntimeError: of torch's writer
-        reason = f"cannot write {path} ({error.strerror if isinstance(error, OSError) else error})"
-        raise OSError(one_line(f"{reason}; free space, or choose another folder with hydra.run.dir")) from error
+        except RuntimeError as error:  # of torch's writer, such as on a full disk
+            raise OSError(f"cannot write {path} ({error})") from error
+        load_plain(part)
 
 
 def read_state(path: str | Path) -> dict[str, Any]:

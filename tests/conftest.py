@@ -195,16 +195,18 @@ def byte_model(**choices) -> LanguageModel:
 
 def training_module(model: GPT, steps: int = 8, optim=None, *, document_eot: int | None = None, compile=False):
     """The Lightning module of a run of so many steps on a text of one document, with a byte for each target."""
-    from tril.model.checkpoint import Checkpoint
     from tril.model.training.module import TrainingModule
     from tril.model.training.optim import OptimConfig
 
-    tokenizer = build(TokenizerConfig(kind="byte")).to_str()
-    payload = Checkpoint(model.config, {}, tokenizer, "<|endoftext|>", data={"fingerprint": "text"}).entry()
-    text = SimpleNamespace(val_bytes=float, documents=lambda split: np.zeros(10_000, int))
-    source = SimpleNamespace(document_mask=document_eot is not None)
-    data = SimpleNamespace(text=text, source=source, meta={"eot_id": document_eot})
-    return TrainingModule(model, optim or OptimConfig(), payload=payload, total_steps=steps, data=data, compile=compile)
+    part = SimpleNamespace
+    tokenizer, text = (
+        build(TokenizerConfig(kind="byte")),
+        part(val_bytes=float, documents=lambda _: np.zeros(10_000, int)),
+    )
+    source = part(document_mask=document_eot is not None, tokenizer=TokenizerConfig(kind="byte"), prompt="")
+    data = part(text=text, source=source, tokenizer=tokenizer, meta={"eot_id": document_eot, "fingerprint": "text"})
+    trainer, hardware = part(max_steps=steps), part(compile=compile)
+    return TrainingModule(part(optim=optim or OptimConfig(), trainer=trainer, hardware=hardware), model, data, {})
 
 
 @pytest.fixture

@@ -8,12 +8,10 @@ import json
 import re
 import sys
 import warnings
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from matplotlib.figure import Figure
 from PIL import Image
 
 from tests.contract.harness import BARE, TINY, merged, metrics, run, summary
@@ -23,7 +21,6 @@ from tril.model import load
 from tril.model.checkpoint import read_state
 from tril.model.runs import find_checkpoint
 from tril.model.training.loggers import wandb_logger
-from tril.model.training.summary import plot_losses
 from tril.scripts.cli.errors import UserError
 from tril.train import train
 
@@ -63,17 +60,6 @@ def test_on_a_terminal_bars_show_progress_and_an_error_begins_a_line_without_war
     shown = terminal.getvalue()
     assert all(re.search(bar, shown) for bar in (r"causality: \d", r"1/3 ")), shown
     assert shown.endswith("\n")
-
-
-def test_the_legend_of_the_loss_covers_no_curve(tmp_path, monkeypatch):
-    drawn, row = [], {"val/loss": 3.0, "val/bpb": 1.2}
-    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
-    rows = [{"step": step, "train/loss": 3 + step % 2} | row for step in range(1, 4)]
-    run = SimpleNamespace(rows=lambda name: rows, best=lambda: row, val_windows=None)
-    plot_losses(tmp_path / "loss.png", run, "a title", initial=5.5)
-    [figure] = drawn
-    figure.draw_without_rendering()
-    assert not figure.legends[0].get_window_extent().overlaps(figure.axes[0].get_tightbbox())
 
 
 @pytest.mark.parametrize(("kind", "given", "used"), [("byte", "a\né", "a\né"), ("char", "é", "")])

@@ -21,7 +21,7 @@ from tril.model.masks import document_options
 from tril.model.training.hardware import GRAPHS, REGIONAL
 from tril.model.training.optim import build_optimizer, param_groups
 from tril.model.training.schedule import lr_factor
-from tril.model.training.settings import Compile, OptimConfig, TrainingConfig
+from tril.model.training.settings import TrainingConfig
 
 Batch = tuple[Tensor, Tensor]  # inputs and targets, int64 (B, T); targets that are IGNORE do not count
 NO_TARGET = -math.inf  # in place of the loss of an ignored target, which no target has
@@ -31,14 +31,15 @@ class TrainingModule(LightningModule):
     """Trains a GPT on batches of (inputs, targets).
 
     Args:
+        config: optimizer, schedule, steps and hardware.
         model: the GPT.
-        optim: optimizer and schedule.
-        total_steps: optimizer steps of the run (Lightning's estimate of them would reset a resumed loader).
         data: the text.
-        payload: the "tril" entry of a checkpoint, see `Checkpoint.entry`; `CausalityCheck` adds the certificate.
-        compile: the setting: what is compiled.
+        settings: all of the run, as nested plain values, for its checkpoints.
+        lineage: where the initial weights come from; None: they are random.
 
     Attributes:
+        total_steps: optimizer steps of the run (Lightning's estimate of them would reset a resumed loader).
+        payload: the "tril" entry of a checkpoint, see `Checkpoint.entry`; `CausalityCheck` adds the certificate.
         nll: `GPT.nll`, compiled if training compiles it.
         train_sums: nats and number of targets since the last `take_train_loss`, float32 (2,), on the device.
         val_windows: nats and number of targets of each window of the last validation that has targets, float64 (2, N),
@@ -47,43 +48,13 @@ class TrainingModule(LightningModule):
     """
 
     def __init__(
-        self,
-        model: GPT,
-        optim: OptimConfig,
-        *,
-        total_steps: int,
-        data: TextDataModule,
-        payload: dict[str, Any],
-        compile: Compile = False,
+        self, config: TrainingConfig, model: GPT, data: TextDataModule, settings: dict[str, Any], lineage: Any = None
     ) -> None:
         super().__init__()
-        self.model, self.optim, self.total_steps, self.compiles = model, optim, total_steps, compile
-        self.data, self.document_eot = data, data.meta["eot_id"] if data.source.document_mask else None
-        self.nll: Callable[..., Tensor] = model.nll
-        if compile:
-            raise_recompile_limit()
-        if compile == REGIONAL:
-            self.nll = functools.partial(model.nll, run_block=torch.compile(call_block, dynamic=False))
-        elif compile:
-            self.nll = torch.compile(model.nll, dynamic=False, mode=None if compile is True else compile)
-        self.val_windows, self.val_nll = torch.empty(2, 0), torch.empty(0)
-        self._val = torch.empty(0)  # losses of the validation so far, (n_batches * B, T); on the device
-        self.payload = dict(payload)
-        self.train_sums = torch.zeros(2)
-        self._random_states: dict[str, Tensor] = {}  # of a checkpoint, until training starts
-
-    @classmethod
-    def of_run(
-        cls, config: TrainingConfig, model: GPT, data: TextDataModule, settings: dict[str, Any], lineage: Any
-    ) -> "TrainingModule":
-        """The module of a run, with what its checkpoints hold besides the weights.
-
-        Args:
-            settings: all of the run, as nested plain values.
-            lineage: where the initial weights come from; None: they are random.
-        """
         assert config.hardware is not None
-        entry = Checkpoint(
+        self.model, self.data, self.optim, self.total_steps = model, data, config.optim, config.trainer.max_steps
+        self.document_eot = data.meta["eot_id"] if data.source.document_mask else None
+        self.payload = Checkpoint(
             model.config,
             weights={},  # Lightning adds them
             tokenizer=data.tokenizer.to_str(),
@@ -92,9 +63,20 @@ class TrainingModule(LightningModule):
             lineage=lineage,
             settings=flatten(settings),
             code=code_sha256(),
-        )
-        steps, options = config.trainer.max_steps, {"payload": entry.entry(), "compile": config.hardware.compile}
-        return cls(model, config.optim, total_steps=steps, data=data, **options)
+        ).entry()
+        self.nll: Callable[..., Tensor] = model.nll
+        self.compiles = config.hardware.compile
+        if self.compiles:
+            raise_recompile_limit()
+        if self.compiles == REGIONAL:
+            self.nll = functools.partial(model.nll, run_block=torch.compile(call_block, dynamic=False))
+        elif self.compiles:
+            mode = None if self.compiles is True else self.compiles
+            self.nll = torch.compile(model.nll, dynamic=False, mode=mode)
+        self.train_sums = torch.zeros(2)
+        self.val_windows, self.val_nll = torch.empty(2, 0), torch.empty(0)
+        self._val = torch.empty(0)  # losses of the validation so far, (n_batches * B, T); on the device
+        self._random_states: dict[str, Tensor] = {}  # of a checkpoint, until training starts
 
     def losses(self, batch: Batch) -> Tensor:
         """The loss of each target in nats, (B, T), as in `GPT.nll`."""
