@@ -225,6 +225,7 @@ class MultiHeadAttention(nn.Module):
         self.v_head_dim = self.head_dim if v_head_dim is None else v_head_dim
         kv_dim, out_dim = dim if kv_dim is None else kv_dim, dim if out_dim is None else out_dim
         self.causal, self.window, self.backend, self.attn_dropout = causal, window, backend, attn_dropout
+        self.widths = (dim, kv_dim, kv_dim)  # of query, key and value
 
         self.q_proj = nn.Linear(dim, self.n_heads * self.head_dim, bias=qkv_bias)
         self.k_proj = nn.Linear(kv_dim, self.n_kv_heads * self.head_dim, bias=qkv_bias)
@@ -276,9 +277,9 @@ class MultiHeadAttention(nn.Module):
             raise ValueError("cache needs causal=True: otherwise past outputs change with each new position")
         key = query if key is None else key
         value = key if value is None else value
-        if not query.dim() == key.dim() == value.dim() == 3:
+        if [x.shape[2:] for x in (query, key, value)] != [(width,) for width in self.widths]:
             shapes = f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}"
-            raise ValueError(f"{shapes} must be (B, T, C), (B, S, kv_dim), (B, S, kv_dim)")
+            raise ValueError("{} must be (B, T, {}), (B, S, {}), (B, S, {})".format(shapes, *self.widths))
         causal, window = (self.causal, self.window) if is_self else (False, None)
         if last_only:  # T is 1 from here on
             query = query[:, -1:]  # (B, 1, C)

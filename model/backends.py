@@ -68,13 +68,13 @@ def blockwise(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: b
         mask = zeros
     elif mask.dtype == torch.bool:
         mask = additive(zeros, mask)
-    mask = mask.expand(*mask.shape[:-2], n_queries, n_keys)  # (..., T, S), added to the scores
+    mask = mask.expand(*mask.shape[:-2], n_queries, mask.shape[-1])  # (..., T, 1 or S), added to the scores
     k, v = k.flatten(0, 1), v.flatten(0, 1)  # (B*H, S, D) and (B*H, S, D_v)
     blocks = []
     for start in range(0, max(n_queries, 1), QUERY_BLOCK):  # one empty block without queries
         end = min(start + QUERY_BLOCK, n_queries)
         n_visible = end if is_causal else n_keys
-        bias = mask[..., start:end, :n_visible]
+        bias = mask[..., start:end, :]
         if is_causal:  # all keys before the block, and a triangle at their end
             bias = additive(bias, torch.ones(end - start, n_visible, dtype=torch.bool).tril(start))
         bias = bias.expand(*q.shape[:2], end - start, n_visible).flatten(0, 1)  # (B*H, block, n_visible)

@@ -13,7 +13,6 @@ TOLERANCE = 1.5e-4  # another CPU may round the last of four digits differently
 DECIMAL = re.compile(r"-?\d+\.\d+")
 EXAMPLE = re.compile(r"^```python\n(.*?)^```$(?:\n\n```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL)
 QUOTED = re.compile(r"^(?:\|[^|\n]+){3}\| `([^`]+)` \|$", re.MULTILINE)  # the fourth column of a table, "code"
-STOP = re.compile(r"^\d\. (?:\[.*?\]\(\.\./(.*?)\)|The same file): (.*)$", re.MULTILINE)
 
 
 def assert_same_text(written: str, printed: str) -> None:
@@ -42,13 +41,3 @@ def test_the_quoted_code_exists():
     assert len(steps) == 12
     for step in steps:
         assert code.count(f"{step}\n") + code.count(f"{step}  #") == 1, step
-
-
-def test_the_reading_order_names_what_the_files_define():
-    stops, path = STOP.findall(PAGE), ""
-    assert len(stops) == 8
-    for link, text in stops:
-        path = link or path
-        code = (ROOT / path).read_text(encoding="utf-8")
-        for name in re.findall(r"`(\w+)(?:\.\w+)?`", text):
-            assert re.search(rf"^(?:def|class) {name}\b", code, re.MULTILINE), f"{path} defines no {name}"

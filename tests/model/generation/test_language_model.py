@@ -1,5 +1,6 @@
 """From tokens to text: pieces against the whole text, stop strings against a scan by characters, prompts as ids."""
 
+import math
 import random
 import re
 
@@ -72,6 +73,8 @@ def test_no_sequence_of_tokens_fails_or_makes_the_cost_of_a_token_grow(ids):
     assert max(decoded) <= 2 * MAX_INCOMPLETE
     stream = TextStream(tokenizer, [257])
     assert "".join([*map(stream.push, [1 + byte for byte in TEXT.encode()]), stream.finish()]) == TEXT
+    stream = TextStream(tokenizer, [259])
+    assert [*map(stream.push, [258, 259])] == ["a", " the"]  # the space, which the decoder strips at the start, is kept
 
 
 @pytest.fixture
@@ -114,15 +117,6 @@ def test_the_first_complete_stop_string_ends_a_text(script):
     assert list(lm.stream("x", stop=["enter", ", and"])) == ["o", "n", "e ", "t", "w", "o", ", ", "eno", "u", "g", "h"]
 
 
-def test_text_arrives_before_its_end():
-    for tokenizer in TOKENIZERS.values():
-        stream, ids = TextStream(tokenizer), tokenizer.encode(TEXT).ids
-        pieces = [*map(stream.push, ids), stream.finish()]
-        assert "".join(pieces) == TEXT and sum(map(bool, pieces)) > len(ids) / 3
-    stream = TextStream(byte_fallback(), [259])
-    assert [*map(stream.push, [258, 259])] == ["a", " the"]  # the space, which the decoder strips at the start, is kept
-
-
 def test_a_list_of_prompts_is_one_batch_of_tokens_whose_rows_end_independently(script):
     tokenizer = byte_tokenizer()
     tokenizer.encode_special_tokens = True  # as it is for documents
@@ -160,7 +154,9 @@ MISTAKES = [  # a call, and what the error names
     (lambda lm: lm.generate(["abc", "axé x"]), "'x', 'é'"),
     (lambda lm: lm.stream("x"), "'x'"),
     (lambda lm: lm.generate([]), "prompt"),
-    (lambda lm: lm.stream("a", temperature=-1, top_k=0), "temperature=-1.*; top_k=0"),
+    (lambda lm: lm.stream("a", max_new_tokens=0, temperature=-1, top_k=0), "max_new_tokens=0.*temperature=-1.*top_k=0"),
+    (lambda lm: lm.stream("a", top_p=2, min_p=-1, repetition_penalty=0), "top_p=2.*; min_p=-1.*; repetition_penalty=0"),
+    (lambda lm: lm.stream("a", stop=["a", ""], seed=-1, temperature=math.nan), "temperature=nan.*; stop.*; seed=-1"),
 ]
 
 
