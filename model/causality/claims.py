@@ -24,7 +24,7 @@ class Result:
     """What a check of one state of the model showed.
 
     Attributes:
-        check: "future", "equal", "gradient", "receptive field"; of a loss also "targets", "shift", "overlap".
+        check: "future", "equal", "gradient", "receptive field"; of a loss also "targets", "shift".
         variant: the state, in words.
         length: of the text with the largest difference.
         worst: the largest value that should be 0, or the smallest that should not be.

@@ -1,7 +1,6 @@
 """The certificate of a loss and of the data pipeline before it, for any project.
 
-    report = certify_loss(losses, batches, model=model, vocab_size=V)    # the loss and its batches
-    report = certify_loss(train=tokens, validation=other_tokens)         # two texts
+    report = certify_loss(losses, batches, model=model, vocab_size=V)
 
 B batch, T positions, N tokens of a text, V vocabulary.
 """
@@ -29,8 +28,6 @@ MAX_BATCHES = 64  # whose targets are looked for among their inputs
 TEXT_SIZE = 1 << 20  # tokens that are enough for a batch
 MIN_COMPARED, MIN_EQUAL = 8, 0.9  # targets of a row, fewer may be equal by chance; share of them
 MAX_DISTANCE, MAX_AHEAD = 64, 4  # positions from a target back, and ahead, to its copy among the inputs
-MIN_PASSAGE_TOKENS = 16  # of a text of less than 1,000 tokens
-MAX_SHARE = 0.01  # of the validation tokens
 ROUNDING = 1e-5  # of the largest loss, for functions that round differently when a hidden token changes
 SUM_ROUNDING, LOW_PRECISION_ROUNDING = 1e-4, 0.05  # of a sum of probabilities, of losses in float32 and in bf16
 MAX_SUMMED = 512  # tokens of the vocabulary, each of which takes a pass; their probabilities add up to at most 1, too
@@ -38,13 +35,7 @@ REDRAWS, QUERIES = 16, 8  # of a batch, and losses with gradients
 
 
 def certify_loss(
-    losses: Losses | None = None,
-    batches: Iterable[Batch] | Batches = (),
-    *,
-    model: nn.Module | None = None,
-    vocab_size: int | None = None,
-    train: Tensor | None = None,
-    validation: Tensor | None = None,
+    losses: Losses, batches: Iterable[Batch] | Batches, *, model: nn.Module | None = None, vocab_size: int | None = None
 ) -> Certificate:
     """Checks that no loss depends on what it predicts, and that no target stands in its own past.
 
@@ -52,7 +43,7 @@ def certify_loss(
     position add up to at most 1, so it is -ln of a distribution that does not know the target. (A sum below 1, as with
     label smoothing, cannot make a loss too low.) "future": it depends on no later input. "gradient": nor has it a
     gradient with respect to one, if there is a model. "shift": no target is an input
-    at its position or before. "overlap": the validation text is not in the training text.
+    at its position or before.
 
     Args:
         losses: inputs and targets (B, T) -> nats of each target (B, T). Autocast is off around it, since its rounding
@@ -65,19 +56,12 @@ def certify_loss(
             Its parameters, buffers, gradients and modes are restored afterwards, and so is the random state of torch;
             other attributes are not. None: the current mode only.
         vocab_size: None: that of `model.config`.
-        train, validation: token ids (N,) of both texts.
 
     Raises:
-        ValueError: no loss per target; no batches; a wrong type, shape or token; or nothing to check.
+        ValueError: no loss per target; no batches; or a wrong type, shape or token.
     """
-    if losses is None and train is None and validation is None:
-        raise ValueError("certify_loss has nothing to check; give losses and batches, or train and validation")
     certificate = Certificate("loss")
     with certificate.running(), restored(model):
-        if train is not None or validation is not None:
-            certificate.add(check_overlap(train, validation))
-        if losses is None:
-            return certificate
         vocab_size = vocab_size or getattr(getattr(model, "config", None), "vocab_size", None)
         if vocab_size is None:
             raise ValueError("vocab_size is unknown; give vocab_size=")
@@ -301,31 +285,3 @@ def check_shift_of_rows(batches: Iterable[Batch]) -> Result:
             share_of_row = f"{100 * worst:.0f}% of the targets in row {row} of batch {number}"
             where = f"{share_of_row} are the inputs {int(best[row]) - MAX_AHEAD} positions before them"
     return Result("shift", "rows", length, worst, MIN_EQUAL, tested, where)
-
-
-def check_overlap(train: Tensor | None, validation: Tensor | None) -> Result:
-    """At most 1% of the validation tokens lie in a passage of n tokens that occurs in the training text.
-
-    n is 50, and less for a validation text of less than 3,200 tokens. Passages are compared by hashes of 64 bits.
-
-    Args:
-        train, validation: token ids (N,).
-
-    Raises:
-        ValueError: one of them is missing, is empty, or has another type or shape.
-    """
-    from tril.data.overlap import PASSAGE_TOKENS, covered, occurring
-
-    texts = [x for x in (train, validation) if isinstance(x, Tensor) and x.dim() == 1 and not x.is_floating_point()]
-    if len(texts) < 2 or not all(map(len, texts)) or min(int(text.min()) for text in texts) < 0:
-        raise ValueError("train and validation must be tensors of token ids of shape (N,), N > 0; give both texts")
-    train_ids, ids = (text.cpu().numpy() for text in texts)
-    size = min(PASSAGE_TOKENS, max(MIN_PASSAGE_TOKENS, len(ids) // 64), len(ids))
-    n_ids = int(max(text.max() for text in texts)) + 1
-    starts = occurring(train_ids, ids, size, n_ids)  # (N - n + 1,)
-    share = covered(starts.nonzero()[0], size) / len(ids)
-    where = ""
-    if share > MAX_SHARE:
-        what = f"{100 * share:.1f}% of the validation tokens lie in passages of {size} tokens of the training text"
-        where = f"{what}; the first one starts at token {starts.argmax()} of the validation text"
-    return Result("overlap", f"n={size}", len(ids), share, MAX_SHARE, len(ids), where)

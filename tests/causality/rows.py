@@ -1,4 +1,4 @@
-"""The table: models, cached models, training pipelines and texts that leak, and correct ones that look alike.
+"""The table: models, cached models and training pipelines that leak, and correct ones that look alike.
 
 Nothing here knows the certificate. `test_oracle.py` judges every row by brute force, `test_table.py` certifies it.
 
@@ -44,7 +44,7 @@ class Row:
     Attributes:
         kind: what `make` returns: "logits": a module or function from ids (B, T) to logits (B, T, V), T from 1 to
             `context_length`; "cached": a module with the arguments and outputs of a `transformers` model;
-            "pipeline": see `pipeline`; "texts": training and validation tokens, (N,) each.
+            "pipeline": see `pipeline`.
         place: name of the submodule that leaks; "" where there is none.
         expected: T -> (T, T) bool, True = may be seen; None: the lower triangle.
         mode: that a leak needs: "training", "evaluation", "gradients", "autocast" or a dtype; "": none of these.
@@ -569,40 +569,7 @@ PIPELINES = [
 ]
 
 
-# --- Texts (N,) for training and validation
-def text(size: int) -> Tensor:
-    """(N,) of a Markov chain, in which short passages repeat as in a language."""
-    generator = torch.Generator().manual_seed(1)  # one language for all texts
-    successors, tokens = torch.randint(1, V, (V, 4), generator=generator).tolist(), [1]
-    for choice in torch.randint(4, (size - 1,)).tolist():
-        tokens.append(successors[tokens[-1]][choice])
-    return torch.tensor(tokens)
-
-
-def documents(number: int) -> Tensor:
-    """(number, 200): documents with a common beginning of nine tokens."""
-    return torch.cat([torch.arange(9).expand(number, -1), text(number * 191).view(number, -1)], 1)
-
-
-def near_copies() -> tuple[Tensor, Tensor]:
-    train = text(20_000)
-    return train, torch.where(torch.rand(2_000) < 0.04, torch.randint(1, V, (2_000,)), train[5_000:7_000])
-
-
-def shared_documents() -> tuple[Tensor, Tensor]:
-    train, validation = documents(100), documents(10)
-    train[20:25] = validation[:5]
-    return train.flatten(), validation.flatten()
-
-
-TEXTS = [
-    Row("near_copies", True, "texts", near_copies),
-    Row("documents_on_both_sides", True, "texts", shared_documents),
-    Row("text_split_without_its_end", True, "texts", lambda: ((t := text(20_000)), t[-2_000:].clone())),
-    Row("documents_with_a_common_header", False, "texts", lambda: tuple(documents(n).flatten() for n in (100, 10))),
-    Row("text_split_by_position", False, "texts", lambda: text(22_000).tensor_split([20_000])),
-]
-ROWS = [*MASKS, *SCORES, *LAYERS, *TOKENS, *CACHES, *CORRECT, *PIPELINES, *TEXTS]
+ROWS = [*MASKS, *SCORES, *LAYERS, *TOKENS, *CACHES, *CORRECT, *PIPELINES]
 
 
 def each(*kinds: str, leaks: tuple[bool, ...] = (True, False), by_chance: bool = True) -> Any:

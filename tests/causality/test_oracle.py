@@ -134,10 +134,3 @@ def test_only_in_a_pipeline_that_leaks_a_loss_knows_more_than_the_past(row):
         total = given[..., 17].neg().exp().sum(0) - 1
         found |= any(bool(size.abs().max() > 1e-9) for size in ((given - base) * ~at, later, total))
     assert found == row.leaks
-
-
-@each("texts")
-def test_passages_of_the_validation_text_are_in_the_training_text_only_if_it_leaks(row):
-    train, validation = ({*map(tuple, tokens.unfold(0, 12, 1).tolist())} for tokens in row.build())
-    share = len(validation & train) / len(validation)
-    assert share > 0.3 if row.leaks else share < 0.01
