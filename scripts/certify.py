@@ -5,7 +5,7 @@ Also a fresh model (model=nano model.window=64), a `transformers` model (hf=FOLD
 a folder. For a checkpoint, it first prints whether the stored certificate matches these weights, config, data and
 code, and it also certifies a training step of the run. Exit status, of the certificate computed now:
 0: causal; 1: not causal; 2: wrong settings; 3: the model raises an exception or returns no logits; 4: inconclusive:
-a leak of the size of rounding, or beyond the tested length, would pass too.
+a leak of the size of rounding would pass too.
 """
 
 import pkgutil

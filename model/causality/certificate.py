@@ -4,10 +4,11 @@ B batch, T positions, V vocabulary.
 """
 
 import contextlib
+import itertools
 import platform
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -29,34 +30,28 @@ from tril.model.causality.model import (
     one_line,
     with_some_logits,
 )
-from tril.model.causality.state import SAMPLE, State, Texts, positions_in_order
+from tril.model.causality.state import State, Texts, positions_in_order
 
 OWN = "weights=own"
 THOROUGH = (OWN, RANDOM)  # with other ways to compute the outputs, at every length, with gradients and receptive field
 ODD_LENGTH = 37  # not a multiple of any block size
 LENGTHS = (8, 64, 2, 16, 32, 65, 128, 24, 3, 1)  # lengths of all states after the full context, while there is time
 EVERY_LENGTH = 64  # below, a text is cut off at every length, whatever the budget
-FIRST_LENGTH, MAX_PASS_SECONDS, MAX_OUTPUTS = 256, 20.0, 1 << 28  # longer texts are tested while a pass allows them
-FOR_MORE, LEAST_SECONDS = 0.6, 2.0  # of the time that is left; the rest is for many calls, and at least this
 CALLS = 600  # after which the model is tested again: a mask may come off later
+FOR_CALLS, LEAST_SECONDS = 0.2, 2.0  # of the time that is left, for the calls in each mode; of at least these seconds
 OWN_ROWS, ROWS, MANY_ROWS, QUERIES = 16, 4, 256, 8  # texts at a length, and outputs with gradients
 MAX_PAIRS = 1 << 20  # of ids
+SAMPLE = """for a vocabulary of bytes, whose leaks may need line ends, sentences or letters of several bytes.
+
+def count(words):  # äöü, naïve, “quoted”, 漢字, 🙂
+    return {word: words.count(word) for word in words}
+
+The cat saw the dog. The dog saw the cat!\r\nWho saw whom?\t1,234.50 €\n
+"""
 
 
 def certify(
-    model: Callable[..., Any],
-    *,
-    vocab_size: int | None = None,
-    context_length: int | None = None,
-    expected: Callable[[int], Tensor] | Tensor | None = None,
-    receptive_field: int | None = None,
-    special_ids: Sequence[int] = (),
-    tokens: Tensor | None = None,
-    arguments: Mapping[str, Any] | None = None,
-    batch_size: int | None = None,
-    device: str | torch.device | None = None,
-    budget_seconds: float = 5.0,
-    name: str | None = None,
+    model: Callable[..., Any], *, tokens: Tensor | None = None, budget_seconds: float = 5.0, **options: Any
 ) -> "Certificate":
     """Tests that no output of a model depends on the future, and measures how much of its past it uses.
 
@@ -65,19 +60,20 @@ def certify(
     Args:
         model: an `nn.Module` or a function from ids (B, T) int64 to logits (B, T, V); the logits may also be the first
             element of a tuple, or the entry or attribute `logits`.
+        tokens: a text (N,) of the model, whose passages are tested too; random texts miss rare combinations.
+        budget_seconds: of the whole certificate. The checks at the full context always run, however long they take;
+            further lengths, positions, ids and states follow until the time is over.
+        options: what follows, see `as_model`.
         vocab_size: V; None: that of `model.config`.
-        context_length: largest T; None: that of `model.config`.
+        context_length: largest T; None: that of `model.config`, up to 1,024 unless it is a `GPT`.
         expected: what each output may see, as a function of T or as a matrix for the largest T; None: its own position
             and all before.
         receptive_field: number of positions before its own that each output depends on, no more and no fewer; None: the
             certificate states it.
         special_ids: ids that have a meaning of their own, such as end-of-text; texts contain them more often.
-        tokens: a text (N,) of the model, whose passages are tested too; random texts miss rare combinations.
         arguments: further arguments of every call of the model.
         batch_size: B, for a model that takes no other; None: any.
         device: None: that of the parameters, else the CPU.
-        budget_seconds: of the whole certificate. The checks at the full context always run, however long they take;
-            further lengths, positions, ids and states follow until the time is over.
         name: of the model in the certificate; None: its class or function.
 
     Returns:
@@ -86,18 +82,7 @@ def certify(
     Raises:
         ValueError: invalid arguments. `ModelError`, a ValueError: the model raises an exception, or returns no logits.
     """
-    subject = subject_of(
-        model,
-        vocab_size=vocab_size,
-        context_length=context_length,
-        expected=expected,
-        receptive_field=receptive_field,
-        special_ids=special_ids,
-        arguments=arguments,
-        batch_size=batch_size,
-        device=device,
-        name=name,
-    )
+    subject = subject_of(model, **options)
     if tokens is not None:
         tokens = tokens.cpu().long()
         if tokens.dim() != 1 or not len(tokens) or not 0 <= tokens.min() <= tokens.max() < subject.vocab_size:
@@ -232,7 +217,6 @@ def certify_model(
     texts = Texts(model.vocab_size, model.special, tokens)
     began = time.perf_counter()
     with certificate.running():
-        model = within_reach(certificate, model)
         if (some := with_some_logits(model)) is not model:
             state = State(OWN, model, texts)
             certificate.judge(state, state.future(model.context_length, ROWS))
@@ -245,29 +229,12 @@ def certify_model(
                 check_always(certificate, state)
         started = time.perf_counter()
         left = max(0.0, seconds - (started - began))
-        in_time = lambda share: time.perf_counter() - started < share * FOR_MORE * left  # noqa: E731
+        in_time = lambda share: time.perf_counter() - started < share * left  # noqa: E731
         for share, state, claims in more_claims(certificate, states, in_time):
             certificate.judge(state, claims, lambda share=share: in_time(share))
         if fresh is not None:
-            check_after_calls(certificate, states[0], fresh, (1 - FOR_MORE) / 2 * max(left, LEAST_SECONDS))
+            check_after_calls(certificate, states[0], fresh, FOR_CALLS * max(left, LEAST_SECONDS))
     return certificate
-
-
-def within_reach(certificate: Certificate, model: Model) -> Model:
-    """The model with the full context, or the longest whose pass takes neither too long nor too much memory."""
-    length = min(FIRST_LENGTH, model.context_length)
-    while length < model.context_length:
-        longer, start = min(2 * length, model.context_length), time.thread_time()
-        # Attention is quadratic. The time is that of this thread, so that a busy machine tests the same lengths.
-        with contextlib.suppress(ModelError), torch.no_grad():  # at this length; the full context tells why
-            model(torch.zeros(model.batch_size or 1, length, dtype=torch.long))
-        expected = (time.thread_time() - start) * (longer / length) ** 2
-        if expected > MAX_PASS_SECONDS or longer * model.vocab_size > MAX_OUTPUTS:
-            says = f"no text is longer than {length} of {model.context_length} tokens: a pass takes too long"
-            certificate.note(says, undecided=True)
-            break
-        length = longer
-    return replace(model, context_length=length)
 
 
 def begin(certificate: Certificate, variant: Variant, model: Model, texts: Texts) -> State | None:
@@ -294,7 +261,7 @@ def begin(certificate: Certificate, variant: Variant, model: Model, texts: Texts
 
 
 def check_always(certificate: Certificate, state: State) -> None:
-    """What is checked of each state, whatever the budget."""
+    """The checks of each state, whatever the budget."""
     model, longest, own = state.model, state.model.context_length, state.name == OWN
     middle, rows = min(ODD_LENGTH, longest), OWN_ROWS if own else ROWS
     if own:
@@ -309,13 +276,12 @@ def check_always(certificate: Certificate, state: State) -> None:
         certificate.judge(state, state.computed(state.texts.draw(model.batch_size or 3, length)))
     if state.name not in THOROUGH:
         return
-    found = check_hidden(state, longest, QUERIES)
-    if found is not None:
-        certificate.add(found[0])
+    if (result := check_hidden(state, longest, QUERIES)) is not None:
+        certificate.add(result)
     elif own and model.module is not None:
         certificate.note("no gradient was tested: the module looks up no ids, or has no backward pass")
     if not own or model.module is None:  # in a new model, weights of 0 may hide attention
-        result, certificate.uses = check_seen(state, found and found[1])
+        result, certificate.uses = check_seen(state)
         if model.sees_all:
             certificate.add(result)
 
@@ -330,48 +296,46 @@ def more_claims(
     """
     own, longest = states[0], states[0].model.context_length
     order = positions_in_order(longest, own.generator)
-    for state, share in zip(states[:2], (0.1, 0.25), strict=False):  # own and random weights
+    for share, state in zip((0.07, 0.17), states[:2], strict=False):  # own and random weights
         yield share, state, state.every_id()
         if not in_time(share):
             certificate.note(f"not every id was tested as one that opens a leak, with {state.name}")
         text = state.texts.draw(state.model.batch_size or 2, longest)
-        yield share + 0.05, state, state.cut(text, [n for n in order if n >= EVERY_LENGTH])
+        yield share + 0.03, state, state.cut(text, [n for n in order if n >= EVERY_LENGTH])
     for variant in further_variants(own.model):
-        if in_time(0.5) and (state := begin(certificate, variant, own.model, own.texts)) is not None:
-            yield 0.5, state, state.future(state.model.context_length, ROWS)
+        if in_time(0.3) and (state := begin(certificate, variant, own.model, own.texts)) is not None:
+            yield 0.3, state, state.future(state.model.context_length, ROWS)
     for queries in torch.tensor(order).split(OWN_ROWS):  # a leak may be at a single position
-        for state in states if in_time(0.75) else ():
+        for state in states if in_time(0.45) else ():
             length = state.model.context_length
-            yield 0.75, state, state.replaced(queries[queries < length], length)
+            yield 0.45, state, state.replaced(queries[queries < length], length)
     for length in dict.fromkeys((*LENGTHS, *order)):
         for state in states if length in LENGTHS else [own]:
-            if in_time(0.9) and 1 <= length < state.model.context_length:
-                yield 0.9, state, state.future(length, OWN_ROWS if state is own else ROWS)
+            if in_time(0.54) and 1 <= length < state.model.context_length:
+                yield 0.54, state, state.future(length, OWN_ROWS if state is own else ROWS)
     visible = own.model.visible(min(8, longest))
     many, queries = own.texts.draw(MANY_ROWS, len(visible)), torch.full((MANY_ROWS,), len(visible) // 2)
-    yield 0.95, own, [own.hidden(many, queries, visible)]
+    yield 0.52, own, [own.hidden(many, queries, visible)]
     if own.model.vocab_size**2 <= MAX_PAIRS:
-        yield 1.0, own, own.every_id(pairs=True)
+        yield 0.55, own, own.every_id(pairs=True)
 
 
+@torch.no_grad()
 def check_after_calls(certificate: Certificate, own: State, fresh: Model, seconds: float) -> None:
-    """A state may keep an earlier text, or open a mask: a fresh copy has the same outputs, also after many calls.
+    """A state may keep an earlier text, or open a mask: a fresh copy has the same outputs, and no mask comes off.
 
     Args:
         seconds: for the calls of each mode.
     """
     model, longest = own.model, own.model.context_length
-    module: Any = model.module
     ids, says = own.texts.draw(model.batch_size or 2, longest), "differs from a fresh copy, after other texts were read"
-    another = lambda model: (fresh if model is own.model else fresh.in_float64() or fresh)(ids)  # noqa: E731
-    for training, own.name in ((False, "after many calls"), (True, "mode=training after many calls")):
-        started = time.perf_counter()
-        module.train(training)
-        for _ in range(CALLS):
-            with torch.no_grad(), contextlib.suppress(ModelError):
-                model(torch.zeros(model.batch_size or 1, min(2, longest), dtype=torch.long))
-            if time.perf_counter() - started > seconds:
-                break
-        certificate.judge(own, own.future(longest, ROWS))
-        if not training:
-            certificate.judge(own, [Claim("equal", ids, once(ids), another, says=says)])
+    another = lambda model: (fresh if model is own.model else fresh.in_float64())(ids)  # noqa: E731
+    certificate.judge(own, [Claim("equal", ids, once(ids), another, says=says)])
+    short = torch.zeros(model.batch_size or 1, min(2, longest), dtype=torch.long, device=model.device)
+    for training, name in ((False, "after many calls"), (True, "mode=training after many calls")):
+        called, end = model.changed(lambda module, t=training: module.train(t)), time.perf_counter() + seconds
+        with contextlib.suppress(Exception):  # code of other projects may raise anything, as where it takes no 2 tokens
+            for _ in itertools.takewhile(lambda _, end=end: time.perf_counter() < end, range(CALLS)):
+                called.call(called.function, short)
+        state = State(name, called, own.texts)
+        certificate.judge(state, state.future(longest, ROWS))

@@ -5,7 +5,7 @@ B batch, T positions, V vocabulary.
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,8 +15,6 @@ from torch import Tensor, nn
 from tril.model.causality.model import FIRST_SEED, Model, tensors_in
 
 ROUNDING, ROUNDING64 = 1e-5, 1e-11  # of the largest value: two computations of it, in float32 and in float64
-
-Event = tuple[str, str, list[Tensor]]  # name of a submodule, "in" or "out", values at the query
 
 
 @dataclass(frozen=True)
@@ -119,74 +117,75 @@ def locate(model: Model, claim: Claim, change: Tensor, bound: float) -> tuple[st
     if not isinstance(claim.other, Tensor):
         return f"{output} {query} {claim.says}, by {change[row, query]:.2g}", {"query": query}
 
-    def begins(pair: tuple[Tensor, Tensor], rows: tuple[int, int], query: int) -> tuple[str, str]:
+    def begins(ids: Tensor, other: Tensor, rows: tuple[int, int], query: int) -> tuple[str, str]:
         """The end of the message, and the name of the submodule."""
-        place = first_difference(model, pair, rows, query, claim.seed, exact=not bound)
+        events = (trace(model, x, r, query, claim.seed) for x, r in zip((ids, other), rows, strict=True))
+        place = first_difference(model, *events, exact=not bound)
         return "" if place is None else f", first in {place or 'the code of the model itself'}", place or ""
 
     if claim.visible is None:
-        words, place = begins((claim.ids, claim.other), (row + len(claim.ids) - len(claim.other), row), query)
+        rows = row + len(claim.ids) - len(claim.other), row
+        words, place = begins(claim.ids, claim.other, rows, query)
         key = {} if claim.other.shape[1] == claim.ids.shape[1] else {"key": claim.other.shape[1]}
         return f"{output} {query} {claim.says}{words}", {"query": query, "place": place} | key
+
     n = model.batch_size or 1  # a compiled function takes no single row
     one, other = (x[row : row + 1].repeat(n, 1) for x in (claim.ids, claim.other))
-    same, length = model(one, seed=claim.seed), one.shape[1]
-    effect = lambda other: largest_change(model(other, seed=claim.seed), same)[0].cpu()  # noqa: E731  (T,)
+    same = model(one, seed=claim.seed)
+    changed = lambda other: largest_change(model(other, seed=claim.seed), same)[0].cpu() > bound  # noqa: E731  (T,)
     assert claim.compared is not None  # a claim about hidden tokens says which outputs do not see them
-    compared = claim.compared[row]
-    alone = effect(other).masked_fill(~compared, 0.0)
-    if len(claim.ids) > 1 and not alone.max() > bound:
+    alone = changed(other) & claim.compared[row]
+    if len(claim.ids) > 1 and not alone.any():
         rest = torch.where((torch.arange(len(claim.ids)) == row)[:, None], claim.ids, claim.other)
         by_others = largest_change(model(rest, seed=claim.seed), claim.base(model))[row]
         if not by_others.max() > bound:
             return f"row {row} depends on its hidden tokens in a batch of {len(claim.ids)} only", {}
-        words, place = begins((claim.ids, rest), (row, row), int(by_others.argmax()))
+        words, place = begins(claim.ids, rest, (row, row), int(by_others.argmax()))
         return f"row {row} depends on the other rows of its batch{words}", {"place": place}
-    query = int((alone > bound if (alone > bound).any() else compared).nonzero()[0])
 
+    query = first_true(alone if alone.any() else claim.compared[row])[0]
     # This output may see less than the one whose hidden tokens were replaced: the nearest input is the clearest.
-    hidden = ~claim.visible[query] & (one == other)
-    wider = torch.where(hidden, (one + 1) % model.vocab_size, other)
-    other = wider if effect(wider)[query] > bound else other
-    mixed = lambda keys: torch.where(torch.isin(torch.arange(length), keys), other, one)  # noqa: E731
-    keys = (one != other)[0].nonzero().flatten()
-    if not len(keys):  # the last output sees all tokens
+    wider = torch.where(~claim.visible[query] & (one == other), (one + 1) % model.vocab_size, other)
+    other = wider if changed(wider)[query] else other
+    keys = (one != other)[0].nonzero().flatten().tolist()
+    if not keys:  # the last output sees all tokens
         return f"{output} {query} depends on earlier calls", {"query": query}
-    while len(keys) > 1:  # for as long as one half of the changed positions alone still leaks
-        halves = keys[: len(keys) // 2], keys[len(keys) // 2 :]
-        if (smaller := next((half for half in halves if effect(mixed(half))[query] > bound), None)) is None:
-            break
-        keys = smaller
-    # Effects of several inputs may cancel out at an earlier output, from which a later one depends on these.
-    earlier = (effect(mixed(keys))[:query] > bound) & compared[:query]
-    query, key = int(earlier.nonzero()[0]) if earlier.any() else query, int(keys[0])
-    words, place = begins((one, mixed(keys)), (0, 0), query)
-    inputs = f"{noun} {key}" if len(keys) == 1 else f"{noun}s {key} to {int(keys[-1])} together"
+    replaced = lambda key: torch.where(torch.arange(one.shape[1]) == key, other, one)  # noqa: E731
+    key = next((key for key in keys if changed(replaced(key))[query]), None)
+    if key is not None:  # effects of several inputs may cancel out at an earlier output, from which this one depends
+        other = replaced(key)
+        query = min([*first_true(changed(other) & claim.compared[row]), query])
+    words, place = begins(one, other, (0, 0), query)
+    inputs = f"{noun} {key}" if key is not None else f"{noun}s {keys[0]} to {keys[-1]} together"
+    key = keys[0] if key is None else key
     outside = "" if key > query else ", outside of what it may see"
-    where = f"{output} {query} depends on {inputs}{outside}{words}"
-    return where, {"query": query, "key": key, "place": place}
+    return f"{output} {query} depends on {inputs}{outside}{words}", {"query": query, "key": key, "place": place}
 
 
-def first_difference(
-    model: Model, pair: tuple[Tensor, Tensor], rows: tuple[int, int], query: int, seed: int, *, exact: bool
-) -> str | None:
-    """Name of the first submodule with equal inputs and different outputs at the query of two passes.
+Event = tuple[str, str, list[Tensor]]  # name of a submodule, "in" or "out", values at the query
+
+
+def first_difference(model: Model, events: list[Event], others: list[Event], *, exact: bool) -> str | None:
+    """Name of the first submodule with equal inputs and different outputs in the events of two passes.
 
     Args:
-        pair: the ids of the passes.
-        rows: that are compared.
         exact: equal means bit for bit; otherwise up to rounding.
 
     Returns:
         "" for the code of the module itself, None for a function, and where no submodule shows the difference.
     """
-    module, active = model.module, []
-    if module is None or isinstance(module, torch.jit.ScriptModule):
-        return None
-    events = (trace(model, ids, row, query, seed) for ids, row in zip(pair, rows, strict=True))
-    for (name, kind, values), (*event, others) in zip(*events, strict=False):
-        pairs = [(a, b) for a, b in zip(values, others, strict=False) if a.shape == b.shape]
-        if event != [name, kind] or not all(equal(a, b, exact) for a, b in pairs):
+
+    def equal(a: Tensor, b: Tensor) -> bool:
+        if exact or not a.numel():
+            return torch.equal(a, b)
+        rounding = ROUNDING64 if a.dtype == torch.float64 else ROUNDING
+        return bool(((a - b).abs() <= rounding * max(a.abs().max(), b.abs().max())).all())
+
+    module, active = model.module, []  # active: submodules that have not returned
+    for (name, kind, values), (*event, other_values) in zip(events, others, strict=False):
+        pairs = [(a, b) for a, b in zip(values, other_values, strict=False) if a.shape == b.shape]
+        if event != [name, kind] or not all(equal(a, b) for a, b in pairs):
+            assert module is not None  # a function has no events
             owner, caller = name.rpartition(".")[0], active[-1] if active else ""
             skipped = owner.startswith(caller) and not isinstance(module.get_submodule(owner), nn.ModuleList)
             return name if kind == "out" else owner if skipped else caller
@@ -198,24 +197,27 @@ def first_difference(
 
 
 def trace(model: Model, ids: Tensor, row: int, query: int, seed: int) -> list[Event]:
-    """What enters and leaves each submodule at the query of a row, in the order of execution."""
-    assert model.module is not None
+    """What enters and leaves each submodule at the query of a row, in the order of execution; none of a function."""
     events: list[Event] = []
     rows, length = ids.shape
+    if model.module is None or isinstance(model.module, torch.jit.ScriptModule):  # which takes no hooks
+        return events
 
-    def at_query(x: Tensor) -> Tensor | None:  # None for a tensor without positions
-        x = x[row : row + 1] if rows > 1 and x.dim() and len(x) == rows else x
-        dims = [d for d, size in enumerate(x.shape) if size == length]
-        if not dims:
-            return None
-        if x.dim() > 2 and x.shape[-2] == x.shape[-1] == length > 1:  # attention weights (..., T, S)
-            return x.detach().select(-2, query)[..., : query + 1].clone()
-        usual = 1 if x.dim() == 3 else x.dim() - 2  # (B, T, C) and (B, H, T, D): other sizes may equal T by chance
-        return x.detach().select(usual if usual in dims else dims[0], query).clone()
+    def at_query(tensors: list[Tensor]) -> Iterator[Tensor]:
+        """Of tensors with positions."""
+        for x in tensors:
+            x = x.detach()
+            x = x[row : row + 1] if rows > 1 and x.dim() and len(x) == rows else x
+            dims = [d for d, size in enumerate(x.shape) if size == length]
+            is_square = x.dim() > 2 and x.shape[-2] == x.shape[-1] == length > 1
+            if x.is_floating_point() and is_square:  # attention weights (..., T, S)
+                yield x.select(-2, query)[..., : query + 1].clone()
+            elif x.is_floating_point() and dims:
+                usual = 1 if x.dim() == 3 else x.dim() - 2  # (B, T, C) and (B, H, T, D): other sizes may equal T
+                yield x.select(usual if usual in dims else dims[0], query).clone()
 
     def keep(name: str, kind: str, values: object) -> None:
-        kept = [at_query(x) for x in tensors_in(values) if x.is_floating_point()]
-        events.append((name, kind, [x for x in kept if x is not None]))
+        events.append((name, kind, list(at_query(tensors_in(values)))))
 
     with contextlib.ExitStack() as hooks:
         for name, part in model.module.named_modules():
@@ -226,10 +228,3 @@ def trace(model: Model, ids: Tensor, row: int, query: int, seed: int) -> list[Ev
                 hooks.callback(part.register_forward_hook(after).remove)
         model(ids, seed=seed)
     return events
-
-
-def equal(a: Tensor, b: Tensor, exact: bool) -> bool:
-    if exact or not a.numel():
-        return torch.equal(a, b)
-    scale = max(a.abs().max().item(), b.abs().max().item())
-    return bool(((a - b).abs() <= (ROUNDING64 if a.dtype == torch.float64 else ROUNDING) * scale).all())

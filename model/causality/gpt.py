@@ -5,13 +5,15 @@ B batch, T positions, V vocabulary.
 
 import copy
 import functools
+import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from tril.model import masks
 from tril.model.attention import BACKENDS, MultiHeadAttention
@@ -30,10 +32,11 @@ REFERENCE = "the explicit backend in float64 on the CPU"
 
 def subject_of(model: Callable[..., Any], **options: Any) -> Model:
     """`as_model`; a GPT also gets its ways, and its visibility unless `expected` or `receptive_field` is given."""
-    subject = as_model(model, **options)
-    if not isinstance(subject.function, GPT):
-        return subject
-    given = {name for name in ("expected", "receptive_field") if options.get(name) is not None}
+    if not isinstance(getattr(model, "_orig_mod", model), GPT):
+        return as_model(model, **options)
+    context_length = options.pop("context_length", None) or model.config.context_length
+    subject = as_model(model, context_length=context_length, **options)
+    given = [options[name] for name in ("expected", "receptive_field") if options.get(name) is not None]
     return with_ways(replace(subject, call=Model.call), default_visibility=not given)
 
 
@@ -41,20 +44,15 @@ def with_ways(model: Model, *, default_visibility: bool = True) -> Model:
     """Adds to the `Model` of a GPT what it can do besides a full pass, and what its outputs see."""
     gpt = model.function
     config: GPTConfig = gpt.config
+    same_document = lambda document: document[:, None, :, None] == document[:, None, None, :]  # noqa: E731
     ways: dict[str, Way] = {
         "left padding": functools.partial(_behind, mask=lambda visible: visible[:, None, None]),
-        "a document behind another one": functools.partial(
-            _behind, mask=lambda document: document[:, None, :, None] == document[:, None, None, :]
-        ),
+        "a document behind another one": functools.partial(_behind, mask=same_document),
         REFERENCE: _by_reference,
     }
     if config.causal:  # later tokens change earlier keys and values otherwise, so a cache cannot hold them
-        ways |= {
-            "chunks with the cache": _decode,
-            "the last positions of chunks": functools.partial(_decode, last_only=True),
-            "chunks and steps of constant shape": _decode_steps,
-        }
-    model = replace(model, ways=ways, exact=True, twin=lambda gpt: use_backend(gpt, "explicit"))
+        ways |= {"chunks with the cache": _decode, "chunks and steps of constant shape": _decode_steps}
+    model = replace(model, ways=ways, calls={}, exact=True)
     if not default_visibility:
         return model
     visible = functools.lru_cache(maxsize=64)(functools.partial(visible_of, config))
@@ -79,14 +77,10 @@ def visible_of(config: GPTConfig, length: int) -> Tensor:
     return visible.tril()
 
 
-def _decode(gpt: Any, ids: Tensor, *, last_only: bool = False) -> Tensor:
-    """The outputs of chunks with the cache, or the last one of each, as generation computes it; nan for the others."""
-    outputs, cache = [], gpt.new_cache(len(ids), ids.shape[1])
-    for part in ids.split(chunks(ids.shape[1]), 1):
-        logits = gpt.logits(gpt.hidden(part, cache=cache, last_only=True)) if last_only else gpt(part, cache=cache)
-        missing = part.shape[1] - logits.shape[1]
-        outputs += [logits.new_full((len(ids), missing, logits.shape[-1]), torch.nan), logits]
-    return torch.cat(outputs, dim=1)
+def _decode(gpt: Any, ids: Tensor) -> Tensor:
+    """Chunks with the cache, each behind the ones before."""
+    cache = gpt.new_cache(len(ids), ids.shape[1])
+    return torch.cat([gpt(part, cache=cache) for part in ids.split(chunks(ids.shape[1]), 1)], dim=1)
 
 
 def _decode_steps(gpt: Any, ids: Tensor) -> Tensor:
@@ -115,15 +109,11 @@ def _behind(gpt: Any, ids: Tensor, mask: Callable[[Tensor], Tensor]) -> Tensor:
 
 def reference_of(gpt: Any) -> GPT:
     """A copy in float64 on the CPU, with the explicit backend."""
-    return use_backend(copy.deepcopy(gpt).cpu().double(), "explicit")
-
-
-def use_backend(gpt: Any, backend: str) -> Any:
-    """Changes the model in place."""
-    for module in gpt.modules():
+    reference = copy.deepcopy(gpt).cpu().double()
+    for module in reference.modules():
         if isinstance(module, MultiHeadAttention):
-            module.backend = backend
-    return gpt
+            module.backend = "explicit"
+    return reference
 
 
 def gpt_variants(
@@ -132,41 +122,40 @@ def gpt_variants(
     """Random and large weights of a GPT in every backend and precision, in evaluation and in training mode."""
     yield RANDOM, random_weights
     rates = {"embd_dropout": DROPOUT, "attn_dropout": DROPOUT if config.n_heads else 0.0, "resid_dropout": DROPOUT}
-    for backend in backends:
-        for precision in PRECISIONS:
-            change = functools.partial(rebuilt, precision=precision, backend=backend)
-            name = f"backend={backend} precision={precision}"
-            yield f"weights=random {name}", change
-            yield f"weights=large {name}", functools.partial(change, sharp=True)
-            training = functools.partial(change, training=True, **rates)
-            yield f"mode=training dropout={DROPOUT} {name}", training
+    for backend, precision in itertools.product(backends, PRECISIONS):
+        name = f"backend={backend} precision={precision}"
+        rebuild = functools.partial(rebuilt, precision, backend=backend)
+        yield f"weights=random {name}", rebuild
+        yield f"weights=large {name}", functools.partial(changed, rebuild, with_large_scores)
+        dropped = functools.partial(rebuild, **rates)
+        yield f"mode=training dropout={DROPOUT} {name}", functools.partial(changed, dropped, nn.Module.train)
     for precision in PRECISIONS if compile else ():
-        name = f"weights=random compiled precision={precision}"
-        yield name, functools.partial(rebuilt, precision=precision, compile=True)
+        yield f"weights=random compiled precision={precision}", functools.partial(compiled, precision)
 
 
-def rebuilt(
-    model: Model,
-    *,
-    precision: str,
-    sharp: bool = False,
-    training: bool = False,
-    compile: bool = False,
-    **changes: object,
-) -> Model:
-    """A GPT with other settings and random weights.
-
-    Args:
-        sharp: scores are so large that a mask of -10,000, or one that is added too late, has no effect.
-    """
+def rebuilt(precision: str, model: Model, **settings: Any) -> Model:
+    """A GPT with other settings and random weights."""
     original: Any = model.function
-    gpt = randomize(type(original)(replace(original.config, **changes)), torch.Generator().manual_seed(0))
-    for attn in gpt.modules() if sharp else ():
+    gpt = randomize(type(original)(replace(original.config, **settings)), torch.Generator().manual_seed(0))
+    model = replace(model, function=gpt.to(model.device).eval(), precision=precision)
+    return with_ways(model, default_visibility=False)
+
+
+def changed(rebuild: Callable[[Model], Model], change: Callable[[Any], Any], model: Model) -> Model:
+    """With full passes only."""
+    return rebuild(model).changed(change, ways={})
+
+
+def with_large_scores(gpt: Any) -> Any:
+    """Scores are so large that a mask of -10,000, or one that is added too late, has no effect."""
+    for attn in gpt.modules():
         if isinstance(attn, MultiHeadAttention):
             for norm, projection in ((attn.q_norm, attn.q_proj), (attn.k_norm, attn.k_proj)):
                 getattr(norm, "weight", projection.weight).data.mul_(SCORE_FACTOR)
-    changed = replace(model, function=gpt.to(model.device).train(training), precision=precision)
-    if compile:
-        run = torch.compile(gpt, dynamic=False)
-        changed = replace(changed, call=lambda function, ids: run(ids), twin=None)
-    return changed if sharp or training or compile else with_ways(changed, default_visibility=False)
+    return gpt
+
+
+def compiled(precision: str, model: Model) -> Model:
+    model = rebuilt(precision, model)
+    run = torch.compile(model.function, dynamic=False)
+    return replace(model, call=lambda _, ids: run(ids), ways={}, tolerance=math.inf)

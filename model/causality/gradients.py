@@ -1,9 +1,8 @@
-"""Gradients of outputs with respect to inputs: none for what is hidden, and one for all that is seen.
+"""Gradients of outputs with respect to inputs: none for hidden inputs, and one for each input that is seen.
 
 n queries, B batch, T positions, C width, V vocabulary.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,81 +15,62 @@ from tril.model.causality.model import Model, tensors_in
 from tril.model.causality.state import State, positions_in_order
 
 ROUNDING, ROUNDING64 = 1e-5, 1e-10  # of the largest gradient, in float32 and in float64
-MAX_CHANGED = 64  # inputs of a function, each of which takes a pass of a row
+MAX_CHANGED = 64  # inputs without a gradient, each of which takes a pass of a row
 
 
-Gradients = tuple[Tensor, Tensor]  # (n,) positions of outputs; (n, T), the largest gradient with respect to each input
-
-
-def check_hidden(state: State, length: int, n_queries: int) -> tuple[Result, Gradients] | None:
+def check_hidden(state: State, length: int, n_queries: int) -> Result | None:
     """Inputs that some outputs of a text do not see have no gradient, which replaced tokens cannot show.
 
-    The result, and the gradients with respect to embeddings; None where the model looks up no ids, or has no backward
-    pass.
+    None where the model looks up no ids, or has no backward pass.
     """
-    ids, model, bound, undecided = state.texts.draw(1, length)[0], state.model, 0.0, ""
+    ids, model, reason = state.texts.draw(1, length), state.model, ""
     queries = torch.tensor(sorted(positions_in_order(length, state.generator)[:n_queries]))
+    if not model.exact and model.precision != "64-true":
+        # A Fourier transform or a subtracted maximum has gradients of rounding size, which float64 tells apart.
+        twin, reason = state.twin
+        model = twin or model
     size, hidden = gradients(model, ids, queries), ~model.visible(length)[queries]
     if size is None:
         return None
-    if not model.exact and size[hidden].any():
-        # A Fourier transform or a subtracted maximum has gradients of rounding size, which float64 tells apart.
-        twin, reason = (model, "") if model.precision == "64-true" else state.twin
-        precise = None if twin is None else gradients(twin, ids, queries)
-        if precise is None:
-            bound = ROUNDING * size.max().item()
-            undecided = f"hidden inputs have gradients, which may be rounding: no float64 twin ({reason})"
-        else:
-            size, bound = precise, ROUNDING64 * precise.max().item()
+    rounding = ROUNDING64 if model.precision == "64-true" else ROUNDING
+    bound = 0.0 if model.exact else rounding * size.nan_to_num(posinf=0.0).max().item()
+    undecided = f"hidden inputs have gradients, which may be rounding: no float64 twin ({reason})"
+    undecided = undecided if reason and size[hidden].any() else ""
     worst = size.masked_fill(~hidden, 0.0).nan_to_num(nan=torch.inf).max().item()
     where, leak = "", {}
     if first := first_true(hidden & ~(size <= bound)):
         leak: dict[str, Any] = {"query": int(queries[first[0]]), "key": first[1]}
         where = f"output {leak['query']} has a gradient with respect to input {leak['key']}"
-    result = Result("gradient", state.name, length, worst, bound, int(hidden.sum()), where, undecided, **leak)
-    return result, (queries, size)
+    return Result("gradient", state.name, length, worst, bound, int(hidden.sum()), where, undecided, **leak)
 
 
-def check_seen(state: State, found: Gradients | None) -> tuple[Result, str]:
-    """How much of its past the model uses, also in words; it fails only where this is known.
+def check_seen(state: State) -> tuple[Result, str]:
+    """How much of its past the last output uses, also in words; it fails only where this is known.
 
-    An output uses an input with a gradient. Gradients leave out look-ups of single tokens, so some inputs without one
-    are changed.
-
-    Args:
-        found: None: all inputs of the last output are changed, of at most 64.
+    An output uses an input with a gradient. Gradients leave out look-ups of single tokens, so inputs without one are
+    changed, one in each row.
     """
-    model = state.model
-    length = min(MAX_CHANGED, model.context_length) if found is None else found[1].shape[1]
-    queries = torch.tensor([length - 1]) if found is None else found[0]
-    seen = model.visible(length)[queries]  # (n, T)
-    used = torch.zeros_like(seen) if found is None else found[1] > 0
-    unknown = (seen & ~used).nonzero()  # (pairs, 2)
-    unknown = unknown if found is None else unknown[:: max(1, len(unknown) // 8)]
-    for row in unknown[:, 0].unique():
-        keys = unknown[unknown[:, 0] == row, 1]
-        used[row, keys] = depends(state, length, int(queries[row]), keys.tolist())
-    unused, where = unknown[~used[unknown.unbind(1)]].tolist(), ""
-    if model.sees_all and unused:
-        where = f"output {queries[unused[0][0]]} does not depend on input {unused[0][1]}"
-    result = Result("receptive field", state.name, length, float(used[seen].all()), 0.0, int(seen.sum()), where)
-    distances = (queries[:, None] - torch.arange(length))[used & seen]
-    last = int(distances.max()) + 1 if len(distances) else 0
-    sees_past = int(model.visible(length).tril().sum()) == length * (length + 1) // 2
-    return result, "all of the past" if sees_past and used[seen].all() else f"at most the last {last} tokens"
-
-
-@torch.no_grad()
-def depends(state: State, length: int, query: int, keys: Sequence[int]) -> Tensor:
-    """bool (n,): whether an output changes with each of these inputs alone."""
-    ids, model, found = state.texts.draw(1, length), state.model, []
+    model, length = state.model, state.model.context_length
+    ids = state.texts.draw(1, length)
+    size = gradients(model, ids, torch.tensor([length - 1]))
+    if size is None:
+        length = min(MAX_CHANGED, length)
+        ids, size = ids[:, :length], torch.zeros(1, length)
+    seen, used = model.visible(length)[-1], size[0] > 0  # (T,) each
+    unknown = (seen & ~used).nonzero().flatten()
+    unknown = unknown[:: max(1, len(unknown) // MAX_CHANGED)]
     other = state.texts.other(ids)
-    for part in torch.tensor(keys).split(model.batch_size or state.fitting(length)):
-        rows = ids.repeat(model.batch_size or len(part), 1)
-        same = model(rows)[: len(part), query]
-        rows[torch.arange(len(part)), part] = other[0, part]
-        found.append((model(rows)[: len(part), query] != same).any(-1).cpu())
-    return torch.cat(found)
+    for keys in unknown.split(model.batch_size or state.fitting(length)) if len(unknown) else ():
+        rows = ids.repeat(model.batch_size or len(keys), 1)
+        same = model(rows)
+        rows[torch.arange(len(keys)), keys] = other[0, keys]
+        used[keys] = (model(rows) != same)[: len(keys), -1].any(-1).cpu()
+    unused, where = unknown[~used[unknown]].tolist(), ""
+    if model.sees_all and unused:
+        where = f"output {length - 1} does not depend on input {unused[0]}"
+    result = Result("receptive field", state.name, length, float(not unused), 0.0, int(seen.sum()), where)
+    n_used = length - first_true(used)[0] if used.any() else 0
+    return result, "all of the past" if used.all() else f"at most the last {n_used} tokens"
 
 
 def gradients(model: Model, ids: Tensor, queries: Tensor) -> Tensor | None:
@@ -98,6 +78,9 @@ def gradients(model: Model, ids: Tensor, queries: Tensor) -> Tensor | None:
 
     Each row of a batch carries one output, so one backward pass computes as many products with the Jacobian. None
     for a function, for compiled code, where the model looks up no ids, and without backward pass.
+
+    Args:
+        ids: (1, T).
     """
     if model.module is None or any(hasattr(part, "_orig_mod") for part in model.module.modules()):
         return None

@@ -1,6 +1,6 @@
 """Functions and modules of other projects as a `Model`: how they take ids, caches and padding, and return logits.
 
-Those of `transformers` are tested with their own attention, cache and masks. Their windows come from the config.
+Those of `transformers` are tested with their own attention, cache and masks.
 
 B batch, T positions, V vocabulary.
 """
@@ -19,12 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tril.model.causality.model import SOME_LOGITS, Model, ModelError, Way, copied, tensors_in, visible_by_windows
+from tril.model.causality.model import SOME_LOGITS, Model, ModelError, Way, copied, tensors_in, visible_past
 
 CACHE = re.compile("cache|past|state")  # an argument that holds earlier keys and values
 PROBE = (2, 7)  # rows and positions of the call that shows which outputs have positions: no usual layout has 7
-MAX_LENGTH = 256  # longest input of a model of `transformers`; the certificate says nothing about longer ones
-WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+MAX_LENGTH = 1024  # of the context that a config names, which may be more than the memory holds
+HF_LENGTH = 256  # longest input of a model of `transformers`
 CONTEXTS = ("context_length", "max_position_embeddings", "n_positions", "block_size", "max_seq_len", "seq_length")
 
 
@@ -40,38 +40,44 @@ def as_model(
     batch_size: int | None = None,
     device: str | torch.device | None = None,
     name: str | None = None,
+    max_length: int = MAX_LENGTH,
 ) -> Model:
     """A `Model` of a module, which is copied, or of a function; arguments as in `certify`.
+
+    Args:
+        max_length: of the context that the config names.
 
     Raises:
         ValueError: invalid arguments.
     """
-    config = getattr(model, "config", None)
-    sizes = (getattr(config, key, None) for key in CONTEXTS)
+    config, notes = getattr(model, "config", None), []
     vocab_size = vocab_size if vocab_size is not None else getattr(config, "vocab_size", None)
-    context_length = context_length if context_length is not None else next((n for n in sizes if n is not None), None)
-    given = {"vocab_size": (vocab_size, 3), "context_length": (context_length, 1)}
-    optional = {"receptive_field": (receptive_field, 0), "batch_size": (batch_size, 1)}
-    for key, (size, least) in (given | {key: pair for key, pair in optional.items() if pair[0] is not None}).items():
-        if not isinstance(size, int) or size < least:
-            raise ValueError(f"{key}={size} must be an integer of at least {least}; give {key}=")
+    if context_length is None:
+        found = [n for key in CONTEXTS if isinstance(n := getattr(config, key, None), int) and n > 0]  # -1: no limit
+        context_length = min([max_length, *found]) if found else None
+        if found and min(found) > max_length:
+            notes.append(f"no text is longer than {max_length} of {min(found):,} tokens")
+    least = {"vocab_size": 3, "context_length": 1, "receptive_field": 0, "batch_size": 1}
+    for key, size in zip(least, (vocab_size, context_length, receptive_field, batch_size), strict=True):
+        needed = key in ("vocab_size", "context_length")
+        if (needed or size is not None) and (not isinstance(size, int) or size < least[key]):
+            raise ValueError(f"{key}={size} must be an integer of at least {least[key]}; give {key}=")
     assert vocab_size is not None and context_length is not None
     if isinstance(expected, Tensor) and (expected.shape, expected.dtype) != ((context_length,) * 2, torch.bool):
         size = f"bool ({context_length}, {context_length})"
         raise ValueError(f"expected is {expected.dtype} {tuple(expected.shape)}, and must be {size}")
-    note = ""
     if isinstance(original := getattr(model, "_orig_mod", None), nn.Module):  # importing torch._dynamo takes seconds
-        model, note = original, "the module is tested without its compiled code"
+        model = original
+        notes.append("the module is tested without its compiled code")
     if isinstance(model, nn.Module):
         device = device or next((p.device for p in model.parameters()), None)
         model = copied(model).to(device).eval()
 
     def visible(length: int) -> Tensor:
-        if isinstance(expected, Tensor):
-            return expected[:length, :length]
-        if expected is not None:
-            return torch.as_tensor(expected(length), dtype=torch.bool)
-        return visible_by_windows(length, [None if receptive_field is None else receptive_field + 1])
+        if expected is None:
+            return visible_past(length, receptive_field)
+        seen = expected[:length, :length] if isinstance(expected, Tensor) else expected(length)
+        return torch.as_tensor(seen, dtype=torch.bool)
 
     subject = Model(
         name or str(getattr(model, "__qualname__", type(model).__name__)),
@@ -85,9 +91,9 @@ def as_model(
         batch_size=batch_size,
     )
     interface = Interface(subject, arguments or {})
-    notes = "; ".join(filter(None, (note, interface.untested)))
-    others = {"ways": interface.ways(), "calls": interface.calls()} if subject.module is not None else {}
-    return replace(subject, call=interface.call, note=notes, **others)
+    notes += [interface.untested] if interface.untested else []
+    others = {} if subject.module is None else {"ways": interface.ways(), "calls": interface.calls()}
+    return replace(subject, call=interface.call, note="; ".join(notes), **others)
 
 
 class Interface:
@@ -105,48 +111,42 @@ class Interface:
 
     def __init__(self, model: Model, arguments: Mapping[str, Any]) -> None:
         function: Any = model.function
-        after: list[inspect.Parameter] = []
+        parameters: list[inspect.Parameter] = []
         with contextlib.suppress(TypeError, ValueError):  # a builtin has no signature
-            after = list(inspect.signature(function if model.module is None else function.forward).parameters.values())[
-                1:
-            ]
+            signature = inspect.signature(function if model.module is None else function.forward)
+            parameters = list(signature.parameters.values())[1:]
         self.name, self.vocab_size = model.name, model.vocab_size
-        self.names = [p.name for p in after if p.name not in arguments]
+        self.names = [p.name for p in parameters if p.name not in arguments]
         self.cache = next((n for n in self.names if CACHE.search(n) and not n.startswith(("use", "out"))), "")
         self.needs: dict[str, Callable[[Tensor], Any]] = {}
-        if any(p.name == "attention_mask" and p.default is p.empty for p in after):
+        if any(p.name == "attention_mask" and p.default is p.empty for p in parameters):
             self.needs["attention_mask"] = torch.ones_like
         if "use_cache" in self.names:
             self.needs["use_cache"] = lambda ids: False
         self.needs |= {name: lambda ids, value=value: value for name, value in arguments.items()}
         modules = [] if model.module is None else model.module.named_modules()
-        tables = [m for name, m in modules if "position_embedding" in name]
+        tables = [getattr(m, "padding_idx", None) for name, m in modules if "position_embedding" in name]
         # Position embeddings that keep their first rows for padding, as in RoBERTa
-        paddings = [i for table in tables if isinstance(i := getattr(table, "padding_idx", None), int)]
-        self.first_position = max((i + 1 for i in paddings), default=0)
-        output, shape = self.probe(model), (model.batch_size or PROBE[0], min(PROBE[1], model.context_length))
+        self.first_position = max((i + 1 for i in tables if isinstance(i, int)), default=0)
+
+        shape = (model.batch_size or PROBE[0], min(PROBE[1], model.context_length))
+        output = self.probe(model, shape)
         if "targets" in self.names and getattr(logits_in(output), "shape", ()) == (shape[0], 1, self.vocab_size):
             self.needs["targets"] = torch.zeros_like
-            output = self.probe(model)
-        others = [
-            (i, x) for i, x in enumerate(tensors_in(output)) if x.is_floating_point() and x is not logits_in(output)
-        ]
+            output = self.probe(model, shape)
+        found = [(i, x) for i, x in enumerate(tensors_in(output)) if x.is_floating_point()]
+        others = [(i, x) for i, x in found if x is not logits_in(output)]
         self.others = [i for i, x in others if x.dim() == 3 and x.shape[:2] == shape and x.shape[2] != shape[1]]
         left = [str(tuple(x.shape)) for i, x in others if i not in self.others and self.vocab_size in x.shape]
         self.untested = f"outputs of shape {', '.join(left)} are not tested" if left else ""
 
-    def probe(self, model: Model) -> Any:
+    def probe(self, model: Model, shape: tuple[int, int]) -> Any:
         """The output of a short call; None if it raises, which the full context explains."""
-        outputs: list[Any] = [None]
-
-        def keep(function: Callable[..., Any], ids: Tensor) -> Tensor:
-            outputs.append(self.output(function, ids))
-            return torch.zeros(1)
-
-        length = min(PROBE[1], model.context_length)
+        outputs: list[Any] = []
+        keep = lambda function, ids: outputs.append(self.output(function, ids)) or torch.zeros(1)  # noqa: E731
         with torch.no_grad(), contextlib.suppress(ModelError):
-            model(torch.zeros(model.batch_size or PROBE[0], length, dtype=torch.long), way=keep)
-        return outputs[-1]
+            model(torch.zeros(shape, dtype=torch.long), way=keep)
+        return outputs[0] if outputs else None
 
     def output(self, function: Callable[..., Any], ids: Tensor, **inputs: Any) -> Any:
         return function(ids, **{name: make(ids) for name, make in self.needs.items()} | inputs)
@@ -168,31 +168,31 @@ class Interface:
         needed = f"{self.name} must return floats (B, T, V) = {shape} for ids {tuple(ids.shape)}"
         raise ModelError(f"{needed}, and returned {got}")
 
-    def with_argument(self, name: str, make: Callable[[Tensor], Any]) -> Way:
-        """The logits of a call with a further argument, made from the ids."""
-        return lambda function, ids: self.logits(self.output(function, ids, **{name: make(ids)}), ids)
-
     def ways(self) -> dict[str, Way]:
         """The other ways to compute the logits that the arguments of a module allow."""
         ways: dict[str, Way] = {}
         if self.cache and {"use_cache", "kwargs"} & set(self.names):
             ways["chunks with the cache"] = self.decode
         if "attention_mask" in self.names:
-            ways["a mask of ones"] = self.with_argument("attention_mask", torch.ones_like)
             ways |= {"left padding": self.left_padded, "right padding": self.right_padded}
-        for name in {"targets", "labels"} & set(self.names):
-            ways[f"given {name}"] = self.with_argument(name, lambda ids: ids.roll(-1, 1))
         return ways
 
     def calls(self) -> dict[str, Way]:
-        """Calls of a module with further arguments, in each of which no output may see the future either."""
-        made: dict[str, Callable[[Tensor], Any]] = {
-            name: lambda ids: True for name in self.names if name.startswith(("output_", "use_cache"))
-        }
+        """Calls of a module with a further argument, in each of which no output may see the future either."""
         documents = lambda ids: torch.arange(ids.shape[1], device=ids.device) % max(1, ids.shape[1] // 2)  # noqa: E731
-        tensors = {"attention_mask": torch.ones_like, "position_ids": lambda ids: documents(ids).expand_as(ids)}
-        made |= {name: make for name, make in tensors.items() if name in self.names}
-        return {f"argument={name}": self.with_argument(name, make) for name, make in made.items()}
+        next_ids = lambda ids: ids.roll(-1, 1)  # noqa: E731
+        made: dict[str, Callable[[Tensor], Any]] = {
+            "attention_mask": torch.ones_like,
+            "position_ids": lambda ids: documents(ids).expand_as(ids),
+            "targets": next_ids,
+            "labels": next_ids,
+        }
+        made |= {name: lambda ids: True for name in self.names if name.startswith(("output_", "use_cache"))}
+
+        def logits(function: Any, ids: Tensor, name: str) -> Tensor:
+            return self.logits(self.output(function, ids, **{name: made[name](ids)}), ids)
+
+        return {f"argument={name}": functools.partial(logits, name=name) for name in made if name in self.names}
 
     def decode(self, function: Callable[..., Any], ids: Tensor) -> Tensor:
         logits, cache = [], None
@@ -215,8 +215,8 @@ class Interface:
 
     def right_padded(self, function: Callable[..., Any], ids: Tensor) -> Tensor:
         mask = (torch.arange(ids.shape[1], device=ids.device) < max(1, ids.shape[1] // 2)).expand_as(ids)
-        run = self.with_argument("attention_mask", lambda ids: mask.long())
-        return run(function, ids).masked_fill(~mask[..., None], torch.nan)
+        logits = self.logits(self.output(function, ids, attention_mask=mask.long()), ids)
+        return logits.masked_fill(~mask[..., None], torch.nan)
 
 
 def logits_in(output: Any) -> Any:
@@ -252,51 +252,11 @@ def behind_padding(ids: Tensor, vocab_size: int, run: Callable[[Tensor, Tensor, 
 
 
 def hf_model(name: str, *, device: str = "cpu") -> Model:
-    """The `Model` of `transformers` that `name` stands for, see `load`."""
-    model = load(name)
-    config = model.config.get_text_config(decoder=True)
-    sizes = [n for key in CONTEXTS if isinstance(n := getattr(config, key, None), int) and n > 0]  # -1: no limit
-    subject = as_model(
-        model,
-        vocab_size=config.vocab_size,
-        context_length=min([MAX_LENGTH, *sizes]),
-        special_ids=special_ids(config),
-        device=device,
-        name=name,
-    )
-    note = f"no text is longer than {MAX_LENGTH} tokens" if min(sizes, default=MAX_LENGTH + 1) > MAX_LENGTH else ""
-    visible = functools.partial(visible_by_windows, windows=windows(config))
-    notes = "; ".join(filter(None, (subject.note, note)))
-    return replace(subject, visible=visible, twin=eager_experts, note=notes)
-
-
-def eager_experts(model: Any) -> Any:
-    """The grouped kernels of experts have no float64."""
-    if hasattr(model, "set_experts_implementation") and model._can_set_experts_implementation():
-        model.set_experts_implementation("eager")
-    return model
-
-
-def windows(config: Any) -> list[int | None]:
-    """Number of positions that each layer sees, its own included, from the config; None: all."""
-    window = (getattr(config, "sliding_window", None) or None) if getattr(config, "use_sliding_window", True) else None
-    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * getattr(config, "num_hidden_layers", 1)
-    return [window if kind == "sliding_attention" else None for kind in kinds]
-
-
-def special_ids(config: Any) -> list[int]:
-    """Ids of the config that have a meaning of their own, such as end-of-text."""
-    values = [value for name, value in config.to_dict().items() if name.endswith("_token_id")]
-    ids = [i for value in values for i in (value if isinstance(value, list) else [value])]
-    return [i for i in ids if isinstance(i, int) and 0 <= i < config.vocab_size]
-
-
-def load(name: str) -> Any:
-    """The model that `name` stands for, in float32.
+    """The `Model` of `transformers` that `name` stands for.
 
     Args:
-        name: a folder written by `save_pretrained`, a name on the hub, or a config alone (a folder or .json), whose
-            model gets initial weights, the same ones each time.
+        name: a folder written by `save_pretrained`, a name on the hub, or a config.json alone, whose model gets initial
+            weights, the same ones each time.
 
     Raises:
         ValueError: it cannot be loaded; one line.
@@ -305,24 +265,23 @@ def load(name: str) -> Any:
         import transformers
 
         quiet()
-        path = Path(name)
-        options: dict[str, Any] = {"trust_remote_code": False}  # None would ask on the terminal
-        config: Any = transformers.AutoConfig.from_pretrained(name, **options)
-        if path.is_file() or path.is_dir() and not any(any(path.glob(pattern)) for pattern in WEIGHTS):
-            with torch.random.fork_rng([]):
-                torch.manual_seed(0)
-                return transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-        options |= {"config": config, "dtype": torch.float32, "output_loading_info": True}
-        model, info = transformers.AutoModelForCausalLM.from_pretrained(name, **options)  # pyright: ignore[reportGeneralTypeIssues] # a pair with output_loading_info
-        if missing := info["missing_keys"]:
-            raise ValueError(f"there are no weights for {min(missing)} of {type(model).__name__}")
-        return model
+        config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)  # None asks on the terminal
+        model: Any
+        with torch.random.fork_rng([]):
+            torch.manual_seed(0)
+            if Path(name).is_file():
+                model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+            else:
+                model = transformers.AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
     except ImportError as error:
         raise ValueError(f"hf={name} needs the library transformers; pip install transformers") from error
     except Exception as error:  # transformers raises many kinds, with many lines
         remedy = "name a folder written by save_pretrained, a config.json, or a model on the hub"
         message = f"hf={name} cannot be loaded; {remedy} ({error})"
         raise ValueError(textwrap.shorten(message, 300, placeholder=" ...")) from error
+    if hasattr(model, "set_experts_implementation") and model._can_set_experts_implementation():
+        model.set_experts_implementation("eager")  # the grouped kernels of experts have no float64
+    return as_model(model, device=device, name=name, max_length=HF_LENGTH)
 
 
 def quiet() -> None:

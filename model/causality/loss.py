@@ -7,6 +7,7 @@ B batch, T positions, N tokens of a text, V vocabulary.
 
 import contextlib
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -17,8 +18,8 @@ from torch import Tensor, nn
 from tril.model.causality.certificate import Certificate
 from tril.model.causality.claims import Result, first_true
 from tril.model.causality.gradients import check_hidden
-from tril.model.causality.model import Model, ModelError, one_line, randomize, same_random_numbers, visible_by_windows
-from tril.model.causality.state import State, Texts, positions_in_order
+from tril.model.causality.model import Model, ModelError, one_line, randomize, same_random_numbers, visible_past
+from tril.model.causality.state import State, Texts
 
 Losses = Callable[[Tensor, Tensor], Tensor]
 Batch = tuple[Tensor, Tensor]  # inputs and targets, int64 (B, T) each
@@ -26,12 +27,11 @@ Batches = Callable[[Tensor, torch.Generator], Iterable[Batch]]
 
 MAX_BATCHES = 64  # whose targets are looked for among their inputs
 TEXT_SIZE = 1 << 20  # tokens that are enough for a batch
-MIN_COMPARED, MIN_EQUAL = 8, 0.9  # targets of a row, fewer may be equal by chance; share of them
-MAX_DISTANCE, MAX_AHEAD = 64, 4  # positions from a target back, and ahead, to its copy among the inputs
+MIN_EQUAL = 0.9  # share of targets that are not shifted; fewer may be repeated tokens
 ROUNDING = 1e-5  # of the largest loss, for functions that round differently when a hidden token changes
 SUM_ROUNDING, LOW_PRECISION_ROUNDING = 1e-4, 0.05  # of a sum of probabilities, of losses in float32 and in bf16
 MAX_SUMMED = 512  # tokens of the vocabulary, each of which takes a pass; their probabilities add up to at most 1, too
-REDRAWS, QUERIES = 16, 8  # of a batch, and losses with gradients
+QUERIES = 8  # losses with gradients
 
 
 def certify_loss(
@@ -70,7 +70,7 @@ def certify_loss(
             pairs = batches_of(batches, torch.randint(vocab_size, (TEXT_SIZE,)))
         else:
             pairs = checked_batches(batches)
-            certificate.add(check_shift_of_rows(pairs))
+            certificate.add(check_unshifted(pairs))
         pairs = [pair for pair in pairs if (pair[1] >= 0).any()]
         if not pairs:
             raise ValueError("there is no batch with targets; give a pair (inputs, targets), not all negative")
@@ -80,94 +80,10 @@ def certify_loss(
         device = pairs[0][0].device if parameter is None else parameter.device
         inputs, targets = (x.to(device) for x in pairs[0])
         function = losses if model is None else model
-        subject = Model("losses", function, vocab_size, inputs.shape[1], visible_by_windows, device=device)
+        subject = Model("losses", function, vocab_size, inputs.shape[1], visible_past, device=device)
         for name in modes(model):
             check_loss(certificate, subject, checked_losses(losses, device), inputs, targets, name)
     return certificate
-
-
-def checked_losses(losses: Losses, device: torch.device) -> Losses:
-    """The losses without autocast; they raise ModelError if there is not one per target."""
-
-    def checked(inputs: Tensor, targets: Tensor) -> Tensor:
-        with torch.autocast(device.type, enabled=False):
-            out = losses(inputs, targets.clone())
-        if not isinstance(out, Tensor) or out.shape != targets.shape:
-            returned = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
-            needed = f"needs one loss per target, {tuple(targets.shape)}"
-            raise ModelError(f'losses(inputs, targets) returns {returned} but {needed}; use reduction="none"')
-        return out
-
-    return checked
-
-
-def model_of_losses(model: Model, losses: Callable[[Tensor], Tensor], n: int, noun: str = "input") -> Model:
-    """A training step as a model, which depends on all logits.
-
-    Args:
-        losses: ids (n, T) -> losses (n, T).
-        noun: name of an id.
-    """
-    nouns = ("the loss at position", noun)
-    call = lambda _, ids: losses(ids)[..., None]  # noqa: E731
-    return replace(model, call=call, ways={}, batch_size=n, some_logits=False, nouns=nouns)
-
-
-def check_loss(
-    certificate: Certificate, model: Model, losses: Losses, inputs: Tensor, targets: Tensor, name: str
-) -> None:
-    """A loss is repeatable, depends on no later input and on no other target, and is that of a distribution."""
-    n, length = inputs.shape
-    texts = [Texts(model.vocab_size, tokens=tokens[tokens >= 0].cpu()) for tokens in (inputs, targets)]
-    of_inputs = model_of_losses(model, lambda ids: losses(ids, targets), n)
-    state = State(name, of_inputs, texts[0], bound=ROUNDING)
-    certificate.add(state.repeatable())
-    certificate.judge(state, state.future(length, REDRAWS * n))
-    if found := check_hidden(state, length, QUERIES):
-        certificate.add(found[0])
-    known = lambda ids: torch.where(targets >= 0, ids, targets)  # noqa: E731
-    of_targets = model_of_losses(model, lambda ids: losses(inputs.clone(), known(ids)), n, "target")
-    state = State(name, of_targets, texts[1], bound=ROUNDING)
-
-    def halves() -> Iterator[Any]:
-        """Losses of a half may see its targets, so that all of them are compared when the others are replaced."""
-        for _ in range(REDRAWS):
-            half = torch.rand(length, generator=state.generator) < 0.5
-            queries = torch.tensor(positions_in_order(length, state.generator)[: max(1, n - 1)])
-            yield from state.replaced(queries, length, half[:, None] == half, check="targets")
-
-    certificate.judge(state, halves())
-    certificate.add(check_sum(of_targets, targets, name))
-
-
-@torch.no_grad()
-def check_sum(model: Model, targets: Tensor, variant: str) -> Result:
-    """The probabilities of all tokens as the target of a position add up to at most 1; of a large vocabulary, those of
-    the tokens of the batch and of random ones.
-
-    Args:
-        model: the losses as a function of the targets.
-    """
-    targets = targets.cpu()  # MPS has no float64
-    ids, counted = torch.arange(model.vocab_size), targets >= 0
-    if model.vocab_size > MAX_SUMMED:
-        others = torch.randperm(model.vocab_size, generator=torch.Generator().manual_seed(0))
-        ids = torch.cat([targets[counted].unique(), others]).unique_consecutive()[:MAX_SUMMED].unique()
-    total, ignored, is_low = torch.zeros(targets.shape, dtype=torch.float64), 0, True
-    for token in ids.tolist():
-        losses = model(torch.full_like(targets, token))[..., 0].cpu().double()
-        if not losses[counted].any() and not ignored:  # one token may be ignored, such as one for padding
-            ignored = 1
-        else:
-            total += (-losses).exp()
-            is_low &= any(torch.equal(losses, losses.to(dtype).double()) for dtype in (torch.bfloat16, torch.float16))
-    size, bound = (total - 1).masked_fill(~counted, 0.0), LOW_PRECISION_ROUNDING if is_low else SUM_ROUNDING
-    where, query, worst = "", None, size.max().nan_to_num(torch.inf).item()
-    if wrong := first_true(~(size <= bound)):
-        row, query = wrong
-        where = f"the probabilities exp(-loss) of {len(ids)} tokens at position {query} of row {row} add up to "
-        where += f"1 + {size[row, query]:.4f}: the loss depends on its own target"
-    return Result("targets", variant, targets.shape[1], worst, bound, size.numel(), where, query=query)
 
 
 def modes(model: nn.Module | None) -> Iterator[str]:
@@ -204,6 +120,87 @@ def restored(model: nn.Module | None) -> Iterator[None]:
                 p.grad = gradient
 
 
+# The loss
+def checked_losses(losses: Losses, device: torch.device) -> Losses:
+    """The losses without autocast; they raise ModelError if there is not one per target."""
+
+    def checked(inputs: Tensor, targets: Tensor) -> Tensor:
+        with torch.autocast(device.type, enabled=False):
+            out = losses(inputs.clone(), targets.clone())
+        if not isinstance(out, Tensor) or out.shape != targets.shape:
+            returned = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
+            needed = f"needs one loss per target, {tuple(targets.shape)}"
+            raise ModelError(f'losses(inputs, targets) returns {returned} but {needed}; use reduction="none"')
+        return out
+
+    return checked
+
+
+def check_loss(
+    certificate: Certificate, model: Model, losses: Losses, inputs: Tensor, targets: Tensor, name: str
+) -> None:
+    """A loss is repeatable, depends on no later input and on no other target, and is that of a distribution."""
+    n, length = inputs.shape
+    texts = [Texts(model.vocab_size, tokens=tokens[tokens >= 0].cpu()) for tokens in (inputs, targets)]
+    state = State(name, of_inputs(model, lambda ids: losses(ids, targets), n), texts[0])
+    certificate.add(state.repeatable())
+    certificate.judge(state, state.future(length, length + 1))
+    if (result := check_hidden(state, length, QUERIES)) is not None:
+        certificate.add(result)
+    known = lambda ids: torch.where(targets >= 0, ids, targets)  # noqa: E731
+    state = State(name, of_targets(model, lambda ids: losses(inputs, known(ids)), n), texts[1])
+    certificate.judge(state, state.future(length, length + 1, "targets"))
+    certificate.add(check_sum(state.model, targets, name))
+
+
+def of_inputs(model: Model, losses: Callable[[Tensor], Tensor], n: int, tolerance: float = ROUNDING) -> Model:
+    """Losses (B, T) as a model of inputs (B, T). They depend on all logits.
+
+    Args:
+        n: B.
+        tolerance: of a `Model`.
+    """
+    call = lambda _, ids: losses(ids)[..., None]  # noqa: E731
+    nouns = ("the loss at position", "input")
+    fields = {"ways": {}, "calls": {}, "batch_size": n, "some_logits": False, "tolerance": tolerance, "nouns": nouns}
+    return replace(model, call=call, **fields)
+
+
+def of_targets(model: Model, losses: Callable[[Tensor], Tensor], n: int, tolerance: float = ROUNDING) -> Model:
+    """Losses (B, T) as a model of targets (B, T), each of which sees its own one."""
+    visible = lambda length: torch.eye(length, dtype=torch.bool)  # noqa: E731
+    model = of_inputs(model, losses, n, tolerance)
+    return replace(model, visible=visible, nouns=("the loss at position", "target"))
+
+
+@torch.no_grad()
+def check_sum(model: Model, targets: Tensor, variant: str) -> Result:
+    """The probabilities of all tokens as the target of a position add up to at most 1; of a large vocabulary, those of
+    the tokens of the batch and of random ones.
+
+    Args:
+        model: the losses as a function of the targets.
+    """
+    targets = targets.cpu()  # MPS has no float64
+    ids, counted = torch.arange(model.vocab_size), targets >= 0
+    if model.vocab_size > MAX_SUMMED:
+        others = torch.randperm(model.vocab_size, generator=torch.Generator().manual_seed(0))
+        ids = torch.cat([targets[counted].unique(), others]).unique_consecutive()[:MAX_SUMMED].unique()
+    losses = torch.stack([model(torch.full_like(targets, i))[..., 0].cpu().double() for i in ids.tolist()])  # (V, B, T)
+    ignored = (losses[:, counted] == 0).all(1).nonzero()[:1, 0]  # one token may be, such as one for padding
+    losses[ignored] = math.inf
+    is_low = any(torch.equal(losses, losses.to(dtype).double()) for dtype in (torch.bfloat16, torch.float16))
+    excess = ((-losses).exp().sum(0) - 1).masked_fill(~counted, 0.0)
+    bound, worst, where, query = LOW_PRECISION_ROUNDING if is_low else SUM_ROUNDING, excess.max().item(), "", None
+    if wrong := first_true(~(excess <= bound)):
+        row, query = wrong
+        where = f"the probabilities exp(-loss) of {len(ids)} tokens at position {query} of row {row} add up to "
+        where += f"1 + {excess[row, query]:.4f}: the loss depends on its own target"
+    worst = math.inf if math.isnan(worst) else worst
+    return Result("targets", variant, targets.shape[1], worst, bound, excess.numel(), where, query=query)
+
+
+# The batches
 def checked_batches(batches: Iterable[Batch]) -> list[Batch]:
     """The first batches. Raises ValueError if an item is not a pair of int64 tensors of one shape (B, T)."""
     pairs = list(itertools.islice(batches, MAX_BATCHES))
@@ -265,23 +262,9 @@ def shift_of(pairs: list[Batch], variant: str, is_known: Callable[[Tensor], Tens
     return Result("shift", variant, length, n_seen, 0, n_targets, where, **leak)
 
 
-def check_shift_of_rows(batches: Iterable[Batch]) -> Result:
-    """No row has targets that equal its inputs at a fixed distance at or before them.
-
-    For batches that are given. It misses single targets, reversed inputs and distances of 64 positions and more, all of
-    which `check_shift` finds. A row that is equal at a distance ahead as well, as a constant one is, passes.
-    """
-    length, tested, worst, where = 0, 0, 0.0, ""
-    for number, (x, y) in enumerate(batches):
-        length, tested = x.shape[1], tested + int((y >= 0).sum())
-        # (B, distances, T): the input of each distance, those ahead first; -1 where there is none
-        inputs = nn.functional.pad(x, (MAX_DISTANCE - 1, MAX_AHEAD), value=-1).unfold(1, length, 1).flip(1)
-        counted = (y[:, None] >= 0) & (inputs >= 0)
-        share, best = (((y[:, None] == inputs) & counted).sum(-1) / counted.sum(-1).clamp(min=MIN_COMPARED)).max(1)
-        share = share.masked_fill(best < MAX_AHEAD, 0.0)  # (B,), of equal ones the first, so one ahead
-        worst = max(worst, share.max().item())
-        if worst >= MIN_EQUAL and not where:
-            row = int(share.argmax())
-            share_of_row = f"{100 * worst:.0f}% of the targets in row {row} of batch {number}"
-            where = f"{share_of_row} are the inputs {int(best[row]) - MAX_AHEAD} positions before them"
-    return Result("shift", "rows", length, worst, MIN_EQUAL, tested, where)
+def check_unshifted(pairs: list[Batch]) -> Result:
+    """The targets of given batches are not the inputs at their own positions; `check_shift` finds every wrong shift."""
+    n_targets, length = sum(int((y >= 0).sum()) for _, y in pairs), max((y.shape[1] for _, y in pairs), default=0)
+    share = sum(int((x == y).sum()) for x, y in pairs) / max(n_targets, 1)
+    where = f"{100 * share:.0f}% of the targets are the inputs at their own positions" if share >= MIN_EQUAL else ""
+    return Result("shift", "given batches", length, share, MIN_EQUAL, n_targets, where)

@@ -5,6 +5,7 @@ B batch, T positions, V vocabulary.
 
 import contextlib
 import copy
+import functools
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -48,8 +49,8 @@ class Model:
         grad_mode: "no_grad", "grad" or "inference".
         batch_size: of every pass, as a compiled function needs; None: any.
         exact: hidden tokens do not even change the rounding, as where their weight is 0; not in a Fourier transform.
+        tolerance: by which two computations may differ, as a share of the largest output; None: float64 decides.
         some_logits: compute SOME_LOGITS of the V logits only.
-        twin: makes the function that computes the same in float64 of a copy; None: the function has no such twin.
         note: a limitation that the certificate states.
         nouns: names of an output and of an input in a message.
     """
@@ -69,8 +70,8 @@ class Model:
     grad_mode: str = "no_grad"
     batch_size: int | None = None
     exact: bool = False
+    tolerance: float | None = None
     some_logits: bool = False
-    twin: Callable[[Any], Any] | None = lambda function: function
     note: str = ""
     nouns: tuple[str, str] = ("output", "input")
 
@@ -119,72 +120,29 @@ class Model:
         return outputs.clone() if outputs.dtype == torch.float64 else outputs.float().clone()
 
     @torch.no_grad()
-    def measure(self, ids: Tensor) -> tuple[Tensor, float, bool]:
-        """The outputs, the largest one, and whether the pass draws random numbers, so that other shapes differ.
+    def measure(self, ids: Tensor) -> tuple[Tensor, float]:
+        """The outputs, and the largest one.
 
         Raises:
             ModelError: an output is not finite, other than those of ids that only fill up the vocabulary.
         """
-        states = []
-
-        def watched(function: Any, ids: Tensor) -> Tensor:
-            states.append(random_state(self.device))
-            outputs = self.call(function, ids)
-            states.append(random_state(self.device))
-            return outputs
-
-        outputs = self(ids, way=watched).detach()
-        padded = (outputs == -torch.inf).all((0, 1))
-        scale = (outputs[..., ~padded] if padded.any() else outputs).abs().max().item()  # nan if one is
+        outputs = self(ids)
+        padding = (outputs == -torch.inf).all((0, 1))
+        scale = outputs[..., ~padding].abs().max().item()  # nan if one is
         if not scale < torch.inf:
             where = f"{self.name} with ids {tuple(ids.shape)} below {self.vocab_size}"
             raise ModelError(f"{where} returns nan or infinite logits, which cannot be compared; return finite ones")
-        return outputs, scale, states[0] != states[1]
+        return outputs, scale
 
     def changed(self, change: Callable[[Any], Any] = lambda function: function, **fields: Any) -> "Model":
         """A model whose function is a changed copy."""
         return replace(self, function=change(copied(self.function)), **fields)
 
-    def in_float64(self) -> "Model | None":
-        """The same function in float64; None for one without twin."""
-        if (twin := self.twin) is None:
-            return None
+    def in_float64(self) -> "Model":
+        """The same function in float64."""
         device = torch.device("cpu") if self.device.type == "mps" else self.device  # MPS has no float64
-        change = lambda f: twin(f.to(device).double() if isinstance(f, nn.Module) else f)  # noqa: E731
+        change = lambda f: f.to(device).double() if isinstance(f, nn.Module) else f  # noqa: E731
         return self.changed(change, precision="64-true", device=device)
-
-
-def with_some_logits(model: Model) -> Model:
-    """The model with SOME_LOGITS of its logits, if its vocabulary is large and they are the same as in a full pass."""
-    if model.vocab_size <= 2 * SOME_LOGITS:
-        return model
-    some, ids = replace(model, some_logits=True), torch.arange(min(8, model.context_length))[None]
-    ids = ids.repeat(model.batch_size or 1, 1)
-    try:
-        found, outputs = some(ids), model(ids)
-    except ModelError:
-        return model
-    columns = torch.cat([some_ids(model.vocab_size), torch.arange(model.vocab_size, outputs.shape[-1])])
-    expected = outputs[..., columns.to(outputs.device)]
-    return some if found.shape == expected.shape and torch.allclose(found, expected, rtol=1e-4, atol=1e-4) else model
-
-
-def some_ids(vocab_size: int) -> Tensor:
-    """SOME_LOGITS ids in equal distances, with the first and the last one."""
-    return torch.linspace(0, vocab_size - 1, SOME_LOGITS, dtype=torch.float64).long()
-
-
-class SomeLogits(TorchFunctionMode):
-    """Linear layers with an output for each id of the vocabulary compute those of `some_ids` only."""
-
-    def __init__(self, vocab_size: int) -> None:
-        super().__init__()
-        self.vocab_size, self.ids = vocab_size, some_ids(vocab_size)
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        if func is F.linear and len(args[1]) == self.vocab_size:
-            args = (args[0], *(x if x is None else x[self.ids.to(x.device)] for x in args[1:]))
-        return func(*args, **(kwargs or {}))
 
 
 def copied(function: Any) -> Any:
@@ -205,16 +163,42 @@ def copied(function: Any) -> Any:
         return copy.deepcopy(function, memo)
 
 
-def visible_by_windows(length: int, windows: Sequence[int | None] = (None,)) -> Tensor:
-    """bool (T, T): output i may depend on input j if 0 <= i - j <= the sum of (w - 1) over the layers; None: on all.
-
-    Computed from positions and not from the masks of the model, because those are under test.
-    """
-    lookback = sum(length if w is None else w - 1 for w in windows)
+def visible_past(length: int, lookback: int | None = None) -> Tensor:
+    """bool (T, T): output i may depend on input j if 0 <= i - j <= lookback; None: on all of its past."""
     distance = torch.arange(length)[:, None] - torch.arange(length)
-    return (distance >= 0) & (distance <= lookback)
+    return (distance >= 0) & (distance <= (length if lookback is None else lookback))
 
 
+def tensors_in(values: Any) -> list[Tensor]:
+    """All tensors of nested containers, also of objects that a model returns."""
+    found = []
+    for leaf in tree_leaves(values):
+        if isinstance(leaf, Tensor):
+            found.append(leaf)
+        elif isinstance(leaf, Mapping):
+            found += tensors_in(list(leaf.values()))
+        elif hasattr(leaf, "__dict__") and not callable(leaf):
+            found += tensors_in(list(vars(leaf).values()))
+    return found
+
+
+def one_line(error: BaseException) -> str:
+    """The exception in at most 200 characters."""
+    return textwrap.shorten(f"{type(error).__name__}: {error}", 200, placeholder=" ...")
+
+
+@contextlib.contextmanager
+def same_random_numbers(device: torch.device, seed: int = FIRST_SEED) -> Iterator[None]:
+    """Seeds the generators of the CPU and of `device`, and restores their state afterwards."""
+    devices = [] if device.type in ("cpu", "meta") else [device.index or 0]
+    with torch.random.fork_rng(devices, device_type=device.type if devices else "cuda"):
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed takes 1 ms
+        if devices:
+            torch.get_device_module(device).manual_seed(seed)
+        yield
+
+
+# What is computed: in float64, and some of many logits
 class Float64Mode(TorchFunctionMode):
     """Gives every function of torch float64 tensors and dtypes for lower ones, and returns float64.
 
@@ -251,22 +235,76 @@ def raised(value: Any) -> Any:
     return torch.float64 if isinstance(value, torch.dtype) and value in LOWER else value
 
 
-def random_state(device: torch.device) -> bytes:
-    """State of the generator of `device`."""
-    if device.type in ("cpu", "meta"):
-        return torch.default_generator.get_state().numpy().tobytes()
-    return torch.get_device_module(device).get_rng_state(device).numpy().tobytes()
+class SomeLogits(TorchFunctionMode):
+    """Linear layers with an output for each id of the vocabulary compute SOME_LOGITS of them, in equal distances."""
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__()
+        self.vocab_size = vocab_size
+        self.ids = torch.linspace(0, vocab_size - 1, SOME_LOGITS, dtype=torch.float64).long()
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is F.linear and len(args[1]) == self.vocab_size:
+            args = (args[0], *(x if x is None else x[self.ids.to(x.device)] for x in args[1:]))
+        return func(*args, **(kwargs or {}))
 
 
-@contextlib.contextmanager
-def same_random_numbers(device: torch.device, seed: int = FIRST_SEED) -> Iterator[None]:
-    """Seeds the generators of the CPU and of `device`, and restores their state afterwards."""
-    devices = [] if device.type in ("cpu", "meta") else [device.index or 0]
-    with torch.random.fork_rng(devices, device_type=device.type if devices else "cuda"):
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed takes 1 ms
-        if devices:
-            torch.get_device_module(device).manual_seed(seed)
-        yield
+def with_some_logits(model: Model) -> Model:
+    """The model with SOME_LOGITS of its logits, if its vocabulary is large and they are the same as in a full pass."""
+    if model.vocab_size <= 2 * SOME_LOGITS:
+        return model
+    some, ids = replace(model, some_logits=True), torch.arange(min(8, model.context_length))[None]
+    ids = ids.repeat(model.batch_size or 1, 1)
+    try:
+        found, outputs = some(ids), model(ids)
+    except ModelError:  # as where it takes no text of 8 tokens
+        return model
+    further = torch.arange(model.vocab_size, outputs.shape[-1])  # outputs behind the logits
+    expected = outputs[..., torch.cat([SomeLogits(model.vocab_size).ids, further]).to(outputs.device)]
+    return some if found.shape == expected.shape and torch.allclose(found, expected, rtol=1e-4, atol=1e-4) else model
+
+
+# Other states
+Variant = tuple[str, Callable[[Model], Model]]  # a state in words, and what makes a copy of a model that is in it
+
+
+def module_variants(model: Model) -> list[Variant]:
+    """The variants of any module; none of a function."""
+    if model.module is None:
+        return []
+    zeros = [b for b in model.module.buffers() if b.is_floating_point() and not b.any()]
+    return [
+        (RANDOM, random_weights),
+        ("mode=training", copy_with(nn.Module.train)),
+        ("weights=large", copy_with(functools.partial(redrawn, scale=SHARPENING))),
+        *([("buffers=1 for 0", copy_with(filled))] if zeros else []),
+        ("mode=with gradients", lambda model: replace(model, grad_mode="grad")),
+        ("mode=inference", lambda model: replace(model, grad_mode="inference")),
+        ("precision=bf16-mixed", lambda model: replace(model, precision="bf16-mixed")),
+        ("precision=16-mixed", lambda model: replace(model, precision="16-mixed")),
+        ("precision=bf16-true", copy_with(nn.Module.bfloat16, precision="bf16-true")),
+        ("precision=16-true", copy_with(nn.Module.half, precision="16-true")),
+    ]
+
+
+def further_variants(model: Model) -> list[Variant]:
+    """Variants of any module in what the others hold constant; none of a function."""
+    if model.module is None:
+        return []
+    calls = [(name, lambda model, call=call: replace(model, call=call)) for name, call in model.calls.items()]
+    is_checkpointed = hasattr(model.module, "gradient_checkpointing_enable")
+    return [
+        ("weights=heavy-tailed", copy_with(with_outliers)),
+        *calls,
+        *([("mode=gradient checkpointing", copy_with(checkpointed))] if is_checkpointed else []),
+        ("threads=1 more", lambda model: replace(model, call=functools.partial(with_another_thread, model.call))),
+        ("a fresh copy with a short text", lambda model: model.changed(context_length=min(3, model.context_length))),
+    ]
+
+
+def copy_with(change: Callable[[Any], nn.Module], **fields: Any) -> Callable[[Model], Model]:
+    """Copies a model, and changes its module."""
+    return lambda model: model.changed(change, **fields)
 
 
 @torch.no_grad()
@@ -289,77 +327,27 @@ def randomize(module: Module, generator: torch.Generator | None = None, scale: f
     return module
 
 
-def tensors_in(values: Any) -> list[Tensor]:
-    """All tensors of nested containers, also of objects that a model returns."""
-    found = []
-    for leaf in tree_leaves(values):
-        if isinstance(leaf, Tensor):
-            found.append(leaf)
-        elif isinstance(leaf, Mapping):
-            found += tensors_in(list(leaf.values()))
-        elif hasattr(leaf, "__dict__") and not callable(leaf):
-            found += tensors_in(list(vars(leaf).values()))
-    return found
-
-
-def one_line(error: BaseException) -> str:
-    """The exception in at most 200 characters."""
-    return textwrap.shorten(f"{type(error).__name__}: {error}", 200, placeholder=" ...")
-
-
-Variant = tuple[str, Callable[[Model], Model]]  # a state in words, and what makes a copy of a model that is in it
-
-
-def module_variants(model: Model) -> Iterator[Variant]:
-    """The variants of any module; none of a function."""
-    if model.module is None:
-        return
-    yield RANDOM, random_weights
-    yield "mode=training", lambda model: model.changed(nn.Module.train)
-    yield "weights=large", lambda model: model.changed(lambda m: redrawn(m, SHARPENING))
-    if empty := [name for name, b in model.module.named_buffers() if b.is_floating_point() and not b.any()]:
-        yield "buffers=1 for 0", lambda model: model.changed(lambda m: filled(m, empty))
-    yield "mode=with gradients", lambda model: replace(model, grad_mode="grad")
-    yield "mode=inference", lambda model: replace(model, grad_mode="inference")
-    for precision in ("bf16-mixed", "16-mixed"):
-        yield f"precision={precision}", lambda model, p=precision: replace(model, precision=p)
-    for p, dtype in (("bf16-true", torch.bfloat16), ("16-true", torch.float16)):
-        yield f"precision={p}", lambda model, p=p, d=dtype: model.changed(lambda m: m.to(d), precision=p)
-
-
-def further_variants(model: Model) -> Iterator[Variant]:
-    """Variants of any module in what the others hold constant; none of a function."""
-    if model.module is None:
-        return
-    yield "weights=heavy-tailed", lambda model: model.changed(with_outliers)
-    for name, call in model.calls.items():
-        yield name, lambda model, call=call: replace(model, call=call)
-    if hasattr(model.module, "gradient_checkpointing_enable"):
-        yield "mode=gradient checkpointing", lambda model: model.changed(checkpointed)
-    yield "threads=1 more", lambda model: replace(model, call=with_another_thread(model.call))
-    short = lambda model: model.changed(context_length=min(3, model.context_length))  # noqa: E731
-    yield "a fresh copy with a short text", short
-
-
 def redrawn(module: nn.Module, scale: float = 1.0) -> nn.Module:
+    """The same random weights on every device."""
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
     return randomize(module.cpu(), torch.Generator().manual_seed(0), scale).to(device)
 
 
 def random_weights(model: Model) -> Model:
-    """Zeros hide leaks. In float64 where that runs: a recurrence forgets so fast that float32 shows nothing."""
+    """In float64 where that runs: a recurrence forgets so fast that float32 shows nothing."""
     random = model.changed(redrawn)
     with contextlib.suppress(Exception):  # code of other projects may raise anything in float64
-        if (twin := random.in_float64()) is not None:
-            twin(torch.zeros(model.batch_size or 1, min(37, model.context_length), dtype=torch.long))
-            return twin
+        precise = random.in_float64()
+        precise(torch.zeros(model.batch_size or 1, min(37, model.context_length), dtype=torch.long))
+        return precise
     return random
 
 
-def filled(module: nn.Module, buffers: Sequence[str]) -> nn.Module:
-    """A factor that is still 0 hides what it is multiplied with."""
-    for name in buffers:
-        module.get_buffer(name).fill_(1.0)
+def filled(module: nn.Module) -> nn.Module:
+    """A factor that is still 0 hides what it is multiplied with, so buffers of zeros become ones."""
+    for buffer in module.buffers():
+        if buffer.is_floating_point() and not buffer.any():
+            buffer.fill_(1.0)
     return module
 
 
@@ -380,13 +368,10 @@ def checkpointed(module: nn.Module) -> nn.Module:
     return module.train()
 
 
-def with_another_thread(call: Way) -> Way:
-    def run(function: Any, ids: Tensor) -> Tensor:
-        n = torch.get_num_threads()
-        torch.set_num_threads(n + 1)
-        try:
-            return call(function, ids)
-        finally:
-            torch.set_num_threads(n)
-
-    return run
+def with_another_thread(call: Way, function: Any, ids: Tensor) -> Tensor:
+    n = torch.get_num_threads()
+    torch.set_num_threads(n + 1)
+    try:
+        return call(function, ids)
+    finally:
+        torch.set_num_threads(n)

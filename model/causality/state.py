@@ -22,15 +22,7 @@ UNITS, LOW_UNITS = 64, 2  # in the last place of the largest output: what may be
 SLACK, MAX_NOISE = 4, 1e-4  # times the difference of two runs; of the largest output, where they are not repeatable
 BATCH_SIZES = (2, 5, 1, 8, 3, 16)  # taken in turn; a leak may depend on the batch size
 MAX_OUTPUTS = 1 << 25  # elements in memory at once: 0.13 GB of float32
-KINDS = ("uniform", "special", "sweep", "runs", "two")
 SPECIAL_SHARE = 0.25  # of the tokens in a text with special ones
-SAMPLE = """for a vocabulary of bytes, whose leaks may need line ends, sentences or letters of several bytes.
-
-def count(words):  # äöü, naïve, “quoted”, 漢字, 🙂
-    return {word: words.count(word) for word in words}
-
-The cat saw the dog. The dog saw the cat!\r\nWho saw whom?\t1,234.50 €\n
-"""
 
 
 class Texts:
@@ -38,7 +30,7 @@ class Texts:
 
     Args:
         special: ids that have a meaning of their own, such as end-of-text. The first and last ids of the vocabulary
-            are added, because most tokenizers keep them there.
+            are as frequent as these, because most tokenizers keep them there.
         tokens: a text (N,) whose passages are another kind; None: random texts only.
     """
 
@@ -47,22 +39,18 @@ class Texts:
     ) -> None:
         self.vocab_size, self.tokens = vocab_size, tokens
         self.generator = torch.Generator().manual_seed(seed)
-        ends = [*range(4), *range(vocab_size - 2, vocab_size)]
-        self.special = sorted({i for i in (*special, *ends) if 0 <= i < vocab_size})
-        given = [i for i in special if i in self.special]
-        # Every other one is of the given ids.
-        turns = [i for pair in zip(itertools.cycle(given), self.special) for i in pair] if given else self.special
-        self.repeated = itertools.cycle(turns)
-        self.kinds = itertools.cycle(KINDS if tokens is None else ("passage", *KINDS))
-        self.n_drawn, self.n_swept = 0, 0
+        given = [i for i in special if 0 <= i < vocab_size]
+        ends = [*range(min(4, vocab_size)), vocab_size - 2, vocab_size - 1]
+        self.special = [i for pair in zip(itertools.cycle(given or ends), ends) for i in pair]
+        self.repeated = itertools.cycle(self.special)
+        kinds = [self.uniform, self.with_special, self.of_two_ids]
+        self.kinds = itertools.cycle(kinds if tokens is None else [self.passage, *kinds])
+        self.n_drawn = 0
 
     def draw(self, n: int, length: int) -> Tensor:
         """int64 (N, T)."""
-        rows = [self.row(next(self.kinds), length) for _ in range(n)]
         self.n_drawn += n
-        if n % len(KINDS) == 0:
-            next(self.kinds)  # so that another row of the next batch has each kind
-        return torch.stack(rows)
+        return torch.stack([next(self.kinds)(length) for _ in range(n)])
 
     def other(self, ids: Tensor) -> Tensor:
         """Texts (N, T) that differ from `ids` at every position; half of the rows repeat one special token."""
@@ -71,23 +59,20 @@ class Texts:
             drawn[row] = next(self.repeated)
         return torch.where(drawn == ids, (ids + 1 + self.n_drawn % (self.vocab_size - 1)) % self.vocab_size, drawn)
 
-    def row(self, kind: str, length: int) -> Tensor:
-        """(T,)."""
-        uniform = self.below(self.vocab_size, length)
-        if kind == "special":
-            chosen = torch.rand(length, generator=self.generator) < SPECIAL_SHARE
-            return torch.where(chosen, torch.tensor(self.special)[self.below(len(self.special), length)], uniform)
-        if kind == "sweep":  # consecutive ids in random order: many rows contain the whole vocabulary
-            self.n_swept += length
-            ids = torch.arange(self.n_swept - length, self.n_swept) % self.vocab_size
-            return ids[torch.randperm(length, generator=self.generator)]
-        if kind == "runs":  # every token is repeated once to four times
-            return uniform.repeat_interleave(1 + self.below(4, length))[:length]
-        if kind == "two":
-            return self.below(self.vocab_size, 2)[self.below(2, length)]
-        if kind == "passage" and self.tokens is not None:
-            return self.tokens[(self.below(len(self.tokens), 1) + torch.arange(length)) % len(self.tokens)]
-        return uniform
+    def uniform(self, length: int) -> Tensor:
+        return self.below(self.vocab_size, length)
+
+    def with_special(self, length: int) -> Tensor:
+        chosen = torch.rand(length, generator=self.generator) < SPECIAL_SHARE
+        special = torch.tensor(self.special)[self.below(len(self.special), length)]
+        return torch.where(chosen, special, self.uniform(length))
+
+    def of_two_ids(self, length: int) -> Tensor:
+        return self.below(self.vocab_size, 2)[self.below(2, length)]
+
+    def passage(self, length: int) -> Tensor:
+        assert self.tokens is not None
+        return self.tokens[(self.below(len(self.tokens), 1) + torch.arange(length)) % len(self.tokens)]
 
     def below(self, limit: int, n: int) -> Tensor:
         """(n,) random integers below a limit."""
@@ -99,73 +84,73 @@ class State:
 
     Args:
         exact: hidden tokens have not changed the rounding yet. Those of a model that is `exact` never do.
-        bound: how far two computations may differ, as a share of the largest output, and at most COARSE; None: float64
-            decides.
         seed: of the positions.
 
     Raises:
         ModelError: the model raises an exception, or its outputs are not finite.
     """
 
-    def __init__(
-        self, name: str, model: Model, texts: Texts, *, exact: bool = False, bound: float | None = None, seed: int = 0
-    ) -> None:
-        self.name, self.model, self.texts, self.exact, self.bound = name, model, texts, exact, bound
+    def __init__(self, name: str, model: Model, texts: Texts, *, exact: bool = False, seed: int = 0) -> None:
+        self.name, self.model, self.texts, self.exact = name, model, texts, exact
         self.generator = torch.Generator().manual_seed(seed)
-        self.seed, self.turn, self.left_out = FIRST_SEED, 0, ""
+        self.turn, self.left_out = 0, ""
         self.ids = texts.draw(model.batch_size or 2, model.context_length)
-        outputs, self.scale, self.stochastic = model.measure(self.ids)
-        # of `ids`, for the first claim about them
-        self.base: Callable[[Model], Tensor] | None = lambda model: outputs if model is self.model else model(self.ids)
+        self.outputs, self.scale = model.measure(self.ids)
 
     @functools.cached_property
     @torch.no_grad()
-    def repeated(self) -> float:
+    def noise(self) -> float:
         """Largest difference of two runs of the same input."""
-        base = self.base or once(self.ids)
-        return largest_change(self.model(self.ids), base(self.model)).max().item()
+        return largest_change(self.model(self.ids), self.outputs).max().item()
+
+    @functools.cached_property
+    @torch.no_grad()
+    def is_random(self) -> bool:
+        """Whether outputs depend on random numbers, as with dropout: a pass of another shape draws other ones."""
+        change = largest_change(self.model(self.ids, seed=FIRST_SEED + 1), self.outputs)
+        return change.max().item() > SLACK * self.noise
 
     @functools.cached_property
     @torch.no_grad()
     def mixes_rows(self) -> bool:
         """Whether other rows change the rounding of a text, as where experts compute all tokens together."""
-        shape = self.model.batch_size or 4, self.ids.shape[1]
-        batches = (torch.cat([self.ids[:1], self.texts.draw(*shape)[1:]]) for _ in range(8))
-        first, *others = (self.model(ids)[0] for ids in batches)
+        n, length = self.model.batch_size or 4, self.ids.shape[1]
+        first, *others = (self.model(torch.cat([self.ids[:1], self.texts.draw(n, length)[1:]]))[0] for _ in range(8))
         return any(not torch.equal(first, other) for other in others)
 
     @functools.cached_property
     def twin(self) -> "tuple[Model | None, str]":
         """The same function in float64, where rounding disappears and a leak does not; else why there is none."""
         try:
-            if (twin := self.model.in_float64()) is None:
-                return None, "the model has none"
+            twin = self.model.in_float64()
             twin.measure(self.ids)
         except Exception as error:  # code of other projects may raise anything
             return None, one_line(error.__cause__ or error)
         return twin, ""
 
-    def limit(self, claim: Claim) -> float:
-        """How far the outputs of a claim may differ, of the largest output, apart from what two runs differ by.
+    def bound(self, claim: Claim) -> float:
+        """How far the outputs of a claim may differ.
 
         Hidden tokens change nothing in an exact model, and at most a few units in the last place where they have
         changed nothing yet; in a low precision, only in models whose rows do so. Any two computations differ by the
-        rounding of float64, or in another precision by the bound.
+        rounding of float64, or in another precision by the tolerance; and by as much as two runs.
         """
-        model = self.model
-        if claim.visible is not None and model.exact:
-            return 0.0
-        if model.precision == "64-true":
-            return ROUNDING64
-        if claim.visible is not None and self.exact:
-            return LOW_UNITS * LOW_EPS * self.mixes_rows if model.is_low else UNITS * EPS
-        return min(torch.inf if self.bound is None else self.bound, LOW_COARSE if model.is_low else COARSE)
+        model, is_hidden = self.model, claim.visible is not None
+        if is_hidden and model.exact:
+            share = 0.0
+        elif model.precision == "64-true":
+            share = ROUNDING64
+        elif is_hidden and self.exact:
+            share = LOW_UNITS * LOW_EPS * self.mixes_rows if model.is_low else UNITS * EPS
+        else:
+            coarse = LOW_COARSE if model.is_low else COARSE
+            share = coarse if model.tolerance is None else min(model.tolerance, coarse)
+        return max(share * self.scale, SLACK * self.noise)
 
     def judge(self, claims: Iterable[Claim], in_time: Callable[[], bool] = lambda: True) -> Result | None:
         """One result for claims of one kind, up to the first that fails or while there is time; None without claims.
 
-        Differences within the limit may be rounding: of the claim with the largest one, float64 decides. A claim that
-        the model cannot compute is left out, such as one about a length that it does not take.
+        A claim that the model cannot compute is left out, such as one about a length that it does not take.
         """
         worst: tuple[Claim, Tensor, float, float] | None = None
         tested, self.left_out = 0, ""
@@ -181,24 +166,23 @@ class State:
                 continue
             tested += change.numel() if claim.compared is None else int(claim.compared.sum())
             size = change.max().item()
-            bound = max(self.limit(claim) * self.scale, SLACK * self.repeated) if size else 0.0
+            bound = self.bound(claim) if size else 0.0
             if worst is None or not size <= worst[2]:
                 worst = claim, change, size, bound
             if not size <= bound:
                 break
-        if worst is None:
-            return None
-        (claim, change, size, bound), model, undecided = worst, self.model, ""
-        precise = 0 < size <= bound and self.bound is None and model.precision != "64-true"
-        if precise and self.limit(claim) > 0:
+        return None if worst is None else self.decide(*worst, tested)
+
+    def decide(self, claim: Claim, change: Tensor, size: float, bound: float, tested: int) -> Result:
+        """The result of the claim with the largest difference; within the bound, float64 decides if it is rounding."""
+        model, undecided = self.model, ""
+        if 0 < size <= bound and model.tolerance is None and model.precision != "64-true":
             twin, reason = self.twin
             if twin is None:
                 bound = min(bound, UNITS * (LOW_EPS if model.is_low else EPS) * self.scale)
                 undecided = f"outputs differ by {size:.1g}, which may be rounding: no float64 twin ({reason})"
-            else:
-                in_twin = claim.change(twin)
-                if not in_twin.max().item() <= ROUNDING64 * self.scale:
-                    model, change, bound, size = twin, in_twin, ROUNDING64 * self.scale, in_twin.max().item()
+            elif not (in_twin := claim.change(twin)).max().item() <= ROUNDING64 * self.scale:
+                model, change, bound, size = twin, in_twin, ROUNDING64 * self.scale, in_twin.max().item()
         result = Result(claim.check, self.name, change.shape[1], size, bound, tested)
         if size <= bound:
             return replace(result, undecided=undecided)
@@ -211,37 +195,24 @@ class State:
         tokens = 4096 if self.model.device.type == "cpu" else 1 << 17
         return max(1, min(tokens // length, MAX_OUTPUTS // (length * self.model.n_logits)))
 
-    def batch(self, length: int, limit: int) -> int:
-        """Rows of the next batch."""
-        self.turn += 1
-        return self.model.batch_size or min(BATCH_SIZES[self.turn % len(BATCH_SIZES)], limit, self.fitting(length))
+    def future(self, length: int, rows: int, check: str = "future") -> Iterator[Claim]:
+        """`replaced` for fewer positions than rows, at least one."""
+        return self.replaced(
+            torch.tensor(positions_in_order(length, self.generator)[: max(1, rows - 1)]), length, check
+        )
 
-    def future(self, length: int, rows: int) -> Iterator[Claim]:
-        """`replaced` for as many positions as `rows`, one of which stands for a row that is replaced as a whole."""
-        return self.replaced(torch.tensor(positions_in_order(length, self.generator)[: max(1, rows - 1)]), length)
-
-    def replaced(
-        self, queries: Tensor, length: int, visible: Tensor | None = None, check: str = "future"
-    ) -> Iterator[Claim]:
-        """Every token that a query does not see is replaced, one query in each row; and all of another row, once.
-
-        Args:
-            visible: bool (T, T); None: that of the model.
-        """
-        visible, whole = self.model.visible(length) if visible is None else visible, False
+    def replaced(self, queries: Tensor, length: int, check: str = "future") -> Iterator[Claim]:
+        """Every token that a query does not see is replaced, one query in each row; and all of one row of a batch."""
+        visible = self.model.visible(length)
         queries = queries[torch.randperm(len(queries), generator=self.generator)]  # rows may leak in any direction
         while len(queries):
-            size, row = self.batch(length, len(queries) + (not whole)), None
-            n_queries = size - 1 if not whole and size > 1 else size
-            chosen, queries = queries[:n_queries].repeat(size)[:size].roll(self.turn), queries[n_queries:]
-            if n_queries < size and not whole:
-                row, whole = (self.turn - 1) % size, True
-            base, self.base = self.base, None
-            if base is None or self.ids.shape != (size, length):
-                yield self.hidden(self.texts.draw(size, length), chosen, visible, row=row, check=check)
-            else:
-                claim = self.hidden(self.ids, chosen, visible, row=row, check=check)
-                yield claim._replace(base=base, seed=FIRST_SEED)
+            self.turn += 1
+            limit = min(BATCH_SIZES[self.turn % len(BATCH_SIZES)], len(queries) + 1, self.fitting(length))
+            size = self.model.batch_size or limit
+            chosen, queries = queries[: max(1, size - 1)], queries[max(1, size - 1) :]
+            ids = self.texts.draw(size, length)
+            row = (self.turn - 1) % size if size > 1 else None  # where the first query is for the second time
+            yield self.hidden(ids, chosen.repeat(size)[:size].roll(self.turn), visible, row=row, check=check)
 
     def hidden(
         self,
@@ -263,8 +234,8 @@ class State:
         if row is not None:
             kept[row], compared[row] = False, False
         other = torch.where(kept, ids, self.texts.other(ids) if other is None else other)
-        self.seed += 1
-        return Claim(check, ids, once(ids, self.seed), other, compared, visible, seed=self.seed)
+        seed = self.texts.n_drawn
+        return Claim(check, ids, once(ids, seed), other, compared, visible, seed=seed)
 
     def every_id(self, *, pairs: bool = False) -> Iterator[Claim]:
         """No id opens a leak: each is once before, at and behind the end of what an output sees.
@@ -289,14 +260,14 @@ class State:
 
     def repeatable(self) -> Result:
         """Two runs of one input agree, up to the noise of kernels that add in another order each time."""
-        noise, bound, length = self.repeated, MAX_NOISE * self.scale, self.ids.shape[1]
-        where = "" if noise <= bound else f"two runs of the same input differ by {noise:.2g}"
-        return Result("equal", self.name, length, noise, bound, length, where)
+        bound, length = MAX_NOISE * self.scale, self.ids.shape[1]
+        where = "" if self.noise <= bound else f"two runs of the same input differ by {self.noise:.2g}"
+        return Result("equal", self.name, length, self.noise, bound, length, where)
 
     def cut(self, ids: Tensor, lengths: Sequence[int]) -> Iterator[Claim]:
         """The last text, alone and cut off at each of these lengths, has the outputs that it has in a batch."""
         base, (n, length), visible = once(ids), ids.shape, self.model.visible(ids.shape[1])
-        for end in lengths if not self.stochastic else ():
+        for end in lengths if not self.is_random else ():
             if torch.equal(visible[:end, :end], self.model.visible(end)):
                 compared = ~visible[:, end:].any(-1).expand(ids.shape)
                 says = f"differs between {n} texts of {length} tokens and the last one alone, of {end} tokens"

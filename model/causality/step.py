@@ -6,18 +6,20 @@ B batch, T context length, N tokens of a text, V vocabulary.
 """
 
 import itertools
+import math
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor, nn
+import torch.nn.functional as F
+from torch import Tensor
 
 from tril.model.causality.certificate import Certificate
 from tril.model.causality.claims import Claim, Result, once
 from tril.model.causality.gpt import REFERENCE, reference_of, with_ways
 from tril.model.causality.gradients import check_hidden
-from tril.model.causality.loss import SUM_ROUNDING, Batch, Losses, check_shift, model_of_losses
-from tril.model.causality.model import Model, randomize, visible_by_windows, with_some_logits
+from tril.model.causality.loss import SUM_ROUNDING, Batch, Losses, check_shift, of_inputs, of_targets
+from tril.model.causality.model import Model, randomize, visible_past, with_some_logits
 from tril.model.causality.state import State, Texts
 from tril.model.checkpoint import Checkpoint
 from tril.model.gpt import GPT
@@ -52,20 +54,17 @@ class Step:
     lengths: Collection[int]
     document_eot: int | None
 
-    def plain_losses(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Not compiled: a compiled loss in bf16 rounds more than a small leak."""
-        return self.gpt.nll(inputs, targets, **document_options(inputs, self.document_eot))
-
     def model(self, precision: str) -> Model:
-        """The model; of a large vocabulary with some of its logits, since the losses depend on all of them."""
+        """The model, of which no float64 twin is made; of a large vocabulary with some of its logits."""
         config, device = self.gpt.config, self.gpt.embed.weight.device
-        sizes = (config.vocab_size, config.context_length, visible_by_windows)
-        return with_some_logits(with_ways(Model("model", self.gpt, *sizes, device=device, precision=precision)))
+        sizes = (config.vocab_size, config.context_length, visible_past)
+        model = Model("model", self.gpt, *sizes, device=device, precision=precision, tolerance=math.inf)
+        return with_some_logits(with_ways(model))
 
-    def state(self, model: Model, name: str, seed: int, bound: float = torch.inf) -> State:
+    def state(self, what: str, model: Model, seed: int) -> State:
         """The seed is that of texts and positions."""
         texts = Texts(model.vocab_size, () if self.document_eot is None else (self.document_eot,), seed=seed)
-        return State(name, model, texts, bound=bound, seed=seed)
+        return State(f"{what} precision={model.precision}", model, texts, seed=seed)
 
 
 def check_weights(certificate: Certificate, step: Step, seed: int) -> None:
@@ -74,74 +73,70 @@ def check_weights(certificate: Certificate, step: Step, seed: int) -> None:
     Args:
         seed: of the texts and of the positions from which they are replaced.
     """
-    model, length = step.model(step.precision), step.gpt.config.context_length
+    model, context_length = step.model(step.precision), step.gpt.config.context_length
     step.gpt.eval()
-    state = step.state(model, f"model precision={step.precision}", seed)
+    state = step.state("model", model, seed)
     certificate.add(state.repeatable())
-    certificate.judge(state, state.future(length, ROWS))
-    if found := check_hidden(state, length, QUERIES):
-        certificate.add(found[0])
+    certificate.judge(state, state.future(context_length, ROWS))
+    if (result := check_hidden(state, context_length, QUERIES)) is not None:
+        certificate.add(result)
     step.gpt.train()
-    visible = model.visible if step.document_eot is None else visible_by_windows  # an end of text changes positions
+    visible = model.visible if step.document_eot is None else visible_past  # an end of text changes positions
     for length in step.lengths:
-        windows = step.batch_size * step.gpt.config.context_length // length
-        targets = torch.randint(model.vocab_size, (windows, length), generator=torch.Generator().manual_seed(0))
+        n = step.batch_size * context_length // length
+        targets = torch.randint(model.vocab_size, (n, length), generator=torch.Generator().manual_seed(0))
         targets = targets.to(model.device)
-        of_inputs = model_of_losses(model, lambda ids, targets=targets: step.losses(ids, targets), windows)
-        of_inputs = replace(of_inputs, visible=visible, context_length=length)
-        state = step.state(of_inputs, f"loss precision={step.precision}", seed)
-        if length == max(step.lengths):
-            certificate.add(state.repeatable())
-        certificate.judge(state, state.future(length, max(ROWS, windows)))
+        losses = lambda ids, targets=targets: step.losses(ids, targets)  # noqa: E731
+        loss = replace(of_inputs(model, losses, n, math.inf), visible=visible, context_length=length)
+        state = step.state("loss", loss, seed)
+        certificate.judge(state, state.future(length, max(ROWS, n)))
 
 
 def check_plain(certificate: Certificate, step: Step) -> None:
     """The losses of training and validation are those of the logits, which do not know the targets.
 
-    Decoding, other lengths and packed documents give the outputs of a full pass.
+    Decoding, other lengths and packed documents give the outputs of a full pass. Compiled code is not used: a compiled
+    loss in bf16 rounds more than a small leak.
     """
     gpt, length = step.gpt.eval(), step.gpt.config.context_length
-    precision = step.precision if step.precision.endswith("-true") else "32-true"  # without autocast
-    state = step.state(step.model(precision), f"model precision={precision}", 0)
-    targets = torch.randint(gpt.config.vocab_size, state.ids.shape, generator=state.generator)
-    ids, targets = state.ids.to(state.model.device), targets.to(state.model.device)
+    state = step.state("model", step.model(step.precision if step.precision.endswith("-true") else "32-true"), 0)
+    model, ids = state.model, state.ids.to(state.model.device)
+    targets = torch.randint(model.vocab_size, ids.shape, generator=state.generator).to(model.device)
     options = document_options(ids, step.document_eot)
-    documents = replace(state.model, call=lambda gpt, ids: gpt(ids, **options), some_logits=False)
-    of_targets = model_of_losses(state.model, lambda y: step.plain_losses(ids, y), len(ids), "target")
-    of_logits = lambda _: nn.functional.cross_entropy(documents(ids).mT, targets, reduction="none")[..., None]  # noqa: E731
+    separated = replace(model, call=lambda gpt, ids: gpt(ids, **options), some_logits=False)
+    loss = of_targets(model, lambda y: gpt.nll(ids, y, **options), len(ids), SUM_ROUNDING)
+    of_logits = lambda _: F.cross_entropy(separated(ids).mT, targets, reduction="none")[..., None]  # noqa: E731
     says = "differs from -ln softmax of the logits of its inputs"
-    for training in (False, True):
-        gpt.train(training)
-        name = f"loss mode={'training' if training else 'evaluation'}"
+    for mode in ("evaluation", "training"):
+        gpt.train(mode == "training")
         claim = Claim("targets", targets, once(targets), of_logits, says=says)
-        certificate.judge(step.state(of_targets, name, 0, SUM_ROUNDING), [claim])
-    if 2 * gpt.n_parameters() * length <= MAX_FLOPS:
-        gpt.eval()
-        names = [REFERENCE, "chunks with the cache"]
-        names += [] if step.document_eot is None else ["a document behind another one"]
-        certificate.judge(state, state.computed(ids, [name for name in names if name in state.model.ways]))
-        certificate.judge(state, state.cut(ids, [n for n in (length * share // 8 for share in (7, 4, 2, 1)) if n]))
-        bound = LOW_ROUNDING if state.model.is_low else GRADIENT_ROUNDING
-        check_backward(certificate, gpt, ids[:1, :BACKWARD_TOKENS], targets[:1, :BACKWARD_TOKENS], bound)
+        certificate.judge(step.state(f"loss mode={mode}", loss, 0), [claim])
+    gpt.eval()
+    if 2 * gpt.n_parameters() * length > MAX_FLOPS:
+        return
+    ways = [REFERENCE, "chunks with the cache"]
+    ways += [] if step.document_eot is None else ["a document behind another one"]
+    certificate.judge(state, state.computed(ids, [name for name in ways if name in model.ways]))
+    certificate.judge(state, state.cut(ids, [n for n in (length * share // 8 for share in (7, 4, 2, 1)) if n]))
+    ids, targets = ids[:1, :BACKWARD_TOKENS], targets[:1, :BACKWARD_TOKENS]
+    certificate.add(check_backward(gpt, ids, targets, LOW_ROUNDING if model.is_low else GRADIENT_ROUNDING))
 
 
-def check_backward(certificate: Certificate, gpt: GPT, ids: Tensor, targets: Tensor, bound: float) -> None:
+def check_backward(gpt: GPT, ids: Tensor, targets: Tensor, bound: float) -> Result:
     """The gradients of a loss are those of the explicit backend in float64 on the CPU.
 
     Kernels of other backends and devices may compute something else without an error, in the backward pass alone.
     """
-    reference = reference_of(gpt)
     found, expected = (
         torch.autograd.grad(model.nll(x, y).mean(), [*model.parameters()], allow_unused=True, materialize_grads=True)
-        for model, x, y in ((gpt, ids, targets), (reference, ids.cpu(), targets.cpu()))
+        for model, x, y in ((gpt, ids, targets), (reference_of(gpt), ids.cpu(), targets.cpu()))
     )
     scale = max(g.norm().item() for g in expected)
     grads = zip(gpt.named_parameters(), found, expected, strict=True)
     sizes = {name: (a.cpu().double() - b).norm().item() / scale for (name, _), a, b in grads}
     worst = max(sizes, key=sizes.__getitem__)
     where = f"the gradient of {worst} differs: {REFERENCE}" if not sizes[worst] <= bound else ""
-    result = Result("equal", "gradients of the loss", ids.shape[1], sizes[worst], bound, len(sizes), where)
-    certificate.add(result)
+    return Result("equal", "gradients of the loss", ids.shape[1], sizes[worst], bound, len(sizes), where)
 
 
 def check_windows(certificate: Certificate, windows: Windows, step: Step) -> None:
@@ -156,8 +151,9 @@ def check_stored_step(certificate: Certificate, gpt: GPT, checkpoint: Checkpoint
 
     Documents are separated as in the run; the precision is float32.
     """
-    document_eot = checkpoint.data.get("eot_id") if checkpoint.settings.get("data.document_mask") else None
-    step = Step(gpt, lambda x, y: step.plain_losses(x, y), "32-true", 2, [gpt.config.context_length], document_eot)
+    eot = checkpoint.data.get("eot_id") if checkpoint.settings.get("data.document_mask") else None
+    losses = lambda x, y: gpt.nll(x, y, **document_options(x, eot))  # noqa: E731
+    step = Step(gpt, losses, "32-true", 2, [gpt.config.context_length], eot)
     for weights in ("own", "random"):
         if weights == "random":
             randomize(gpt, torch.Generator(gpt.embed.weight.device).manual_seed(0))

@@ -68,11 +68,11 @@ def test_a_row_that_depends_on_the_first_token_of_another_is_found():
 
 @pytest.mark.parametrize("exact", [False, True])
 def test_a_unit_in_the_last_place_is_a_leak_only_of_a_model_known_to_be_exact(exact):
-    """Where float64 does not decide, as with large weights."""
+    """Where float64 does not decide."""
     model = Gated(lambda ids: 0 * ids)
-    model.head.register_forward_pre_hook(lambda _, inputs: inputs[0] * (1 + 1.2e-7 * (inputs[0].sum() > 0)))
-    subject = replace(as_model(model, vocab_size=SIZE, context_length=T), exact=exact)
-    state = State("weights=large", subject, Texts(SIZE), exact=True, bound=torch.inf)
+    model.head.register_forward_pre_hook(lambda _, inputs: inputs[0] * (1 + 1.2e-7 * (100 * inputs[0].sum() % 1 > 0.5)))
+    subject = replace(as_model(model, vocab_size=SIZE, context_length=T), exact=exact, tolerance=1.0)
+    state = State("weights=own", subject, Texts(SIZE), exact=True)
     result = state.judge(state.future(T, 16))
     assert result is not None and result.worst > 0 and result.passed is not exact
 
@@ -90,8 +90,8 @@ def test_a_gradient_shows_what_a_loss_takes_from_a_later_input():
         assert [result.check for result in report.failures] == checks
 
 
-@pytest.mark.parametrize(("distance", "checks"), [(-1, []), (0, ["shift"]), (3, ["shift"])])
-def test_targets_among_the_inputs_of_given_batches_are_found(distance, checks):
+@pytest.mark.parametrize(("distance", "checks"), [(-1, []), (0, ["shift"])])
+def test_given_batches_whose_targets_are_not_shifted_are_found(distance, checks):
     model, x = Gated(lambda ids: 0 * ids), torch.randint(SIZE, (2, T), generator=torch.Generator().manual_seed(0))
     losses = lambda x, y: nn.functional.cross_entropy(model(x).mT, y, reduction="none")  # noqa: E731
     report = certify_loss(losses, [(x, x.roll(distance, 1))], model=model, vocab_size=SIZE)

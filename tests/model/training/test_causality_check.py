@@ -9,7 +9,7 @@ from lightning import Trainer
 
 from tests.conftest import tiny_gpt, training_module
 from tril.data.batches import TrainWindows, ValWindows
-from tril.model.attention import BACKENDS
+from tril.model.attention import BACKENDS, MultiHeadAttention
 from tril.model.training.callbacks import causality_check
 from tril.model.training.callbacks.causality_check import CausalityCheck, certify, check_weights
 
@@ -34,6 +34,36 @@ def trainer_of(module, precision="32-true", batch_size=4, windows_of=windows_of,
 
 def failed(module, **options) -> set[str]:
     return {f"{result.check} {result.variant}" for result in certify(module, trainer_of(module, **options)).failures}
+
+
+ADDED = {  # to the output of attention
+    "mean over time": lambda x: x.mean(1, True),
+    "rows of the batch mixed": lambda x: 0.1 * x.roll(1, 0),
+    "only in the gradient": lambda x: x.roll(-1, 1) - x.roll(-1, 1).detach(),
+    "in bf16": lambda x: x.roll(-1, 1) * torch.is_autocast_enabled("cpu"),
+}
+
+
+@pytest.mark.parametrize("name", ADDED)
+def test_a_leak_of_attention_is_found(name, monkeypatch):
+    def leaking(module, x, **options):
+        out = forward(module, x, **options)
+        return out + ADDED[name](x)[:, -out.shape[1] :]
+
+    forward, precision = MultiHeadAttention.forward, "bf16-mixed" if name == "in bf16" else "32-true"
+    correct = {"window": 4, "attn_dropout": 0.2, "embd_dropout": 0.1}
+    assert not failed(module_of(**correct), precision=precision)
+    monkeypatch.setattr(MultiHeadAttention, "forward", leaking)
+    assert failed(module_of(**correct), precision=precision)
+
+
+def test_documents_that_are_not_separated_are_found(monkeypatch):
+    forward, module = MultiHeadAttention.forward, module_of()
+    module.document_eot = 0
+    assert not failed(module)
+    unseparated = lambda self, x, **options: forward(self, x, **options | {"mask": None})  # noqa: E731
+    monkeypatch.setattr(MultiHeadAttention, "forward", unseparated)
+    assert failed(module)
 
 
 @pytest.mark.parametrize(("lengths", "shape", "expected"), [((T,), (4, T), set()), ((10, 20, T), (8, 20), {LEAK})])
@@ -84,7 +114,7 @@ def test_a_loss_that_is_not_that_of_its_logits_is_found():
     module = module_of()
     nll = module.model.nll
     module.model.nll = lambda ids, y, **more: (1 + 0.01 * (y % 2)) * nll(ids, y, **more)
-    assert failed(module) == {"targets loss mode=evaluation"}
+    assert failed(module) == {"targets loss mode=evaluation precision=32-true"}
 
 
 @pytest.mark.parametrize(
