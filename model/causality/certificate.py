@@ -311,13 +311,13 @@ def more_claims(
             yield 0.45, state, state.replaced(queries[queries < length], length)
     for length in dict.fromkeys((*LENGTHS, *order)):
         for state in states if length in LENGTHS else [own]:
-            if in_time(0.54) and 1 <= length < state.model.context_length:
-                yield 0.54, state, state.future(length, OWN_ROWS if state is own else ROWS)
+            if in_time(0.5) and 1 <= length < state.model.context_length:
+                yield 0.5, state, state.future(length, OWN_ROWS if state is own else ROWS)
     visible = own.model.visible(min(8, longest))
     many, queries = own.texts.draw(MANY_ROWS, len(visible)), torch.full((MANY_ROWS,), len(visible) // 2)
-    yield 0.52, own, [own.hidden(many, queries, visible)]
+    yield 0.53, own, [own.hidden(many, queries, visible)]
     if own.model.vocab_size**2 <= MAX_PAIRS:
-        yield 0.55, own, own.every_id(pairs=True)
+        yield 0.6, own, own.every_id(pairs=True)
 
 
 @torch.no_grad()
