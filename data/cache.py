@@ -79,6 +79,7 @@ def read_or_write(folder: Path, write: Callable[[Path], object], read: Callable[
             raise OSError(f"cannot write {folder} ({error.strerror}); free space on that disk, or {REMEDY}") from error
         finally:
             shutil.rmtree(part, ignore_errors=True)
+            Path(lock.lock_file).unlink()  # those who wait for the removed file start again with a new one
         return read(folder)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from lightning import Callback, Trainer
 from tqdm import tqdm
 
+from tril.data.cache import PROGRESS
 from tril.data.tokenizer import encode_prompt
 from tril.model.formats import clock, figures
 from tril.model.generation.language_model import LanguageModel
@@ -22,7 +23,7 @@ class Progress(Callback):
 
     def __init__(self, config: ProgressConfig) -> None:
         self.config = config
-        self._bar = tqdm(disable=True)
+        self._bar = self._validation = tqdm(disable=True)
 
     def on_train_start(self, trainer: Trainer, pl_module: TrainingModule) -> None:
         self._last_line_step = trainer.global_step
@@ -43,12 +44,20 @@ class Progress(Callback):
             left = clock(tokens_left / metrics.tokens_per_second())
             print(f"step {step:>6,}/{trainer.max_steps:,}  {text}, {left} left", flush=True)
 
+    def on_validation_start(self, trainer: Trainer, pl_module: TrainingModule) -> None:
+        self._validation = tqdm(None, "validation", int(trainer.num_val_batches[0]), unit=" batches", **PROGRESS)
+
+    def on_validation_batch_end(self, *_: Any) -> None:
+        self._validation.update()
+
     def on_validation_end(self, trainer: Trainer, pl_module: TrainingModule) -> None:
+        self._validation.close()
         if trainer.is_global_zero:
             row = Metrics.of(trainer).rows("val/loss")[-1]
             tqdm.write(f"step {row['step']:>6,}  validation: {figures(row, 'val/')}")
 
     def on_train_end(self, *_: Any) -> None:
+        self._validation.close()
         self._bar.close()
 
     on_exception = on_train_end  # pyright: ignore[reportAssignmentType] the error begins a line
