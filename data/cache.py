@@ -21,7 +21,7 @@ Content = TypeVar("Content")
 def resolve_cache_dir(cache_dir: str | Path | None = None) -> Path:
     """`cache_dir`; None: $TRIL_CACHE, else $XDG_CACHE_HOME/tril, else ~/.cache/tril."""
     if chosen := cache_dir or os.environ.get("TRIL_CACHE"):
-        return Path(chosen).expanduser()
+        return Path(os.path.expanduser(chosen))
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "tril"
 
 

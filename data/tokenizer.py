@@ -85,7 +85,7 @@ class TokenizerConfig:
                 from huggingface_hub import hf_hub_download
 
                 return Path(hf_hub_download(str(self.path), "tokenizer.json", revision=self.revision))
-            return Path(str(self.path)).expanduser().resolve(strict=True)
+            return Path(os.path.expanduser(str(self.path))).resolve(strict=True)
         except Exception as error:  # network, server and library errors have no common base class
             remedy = "give a tokenizer.json with kind=file; with kind=hub, check path, revision and network"
             raise OSError(f"cannot read data.tokenizer.path={self.path}: {one_line(error)}; {remedy}") from error

@@ -7,6 +7,7 @@ Qwen3 need no code of Tril. Any other model gets `modeling_tril.py`, which impor
 
 import json
 import logging
+import os
 import re
 import shutil
 import sys
@@ -42,7 +43,7 @@ def read_hf(folder: str | Path) -> Checkpoint:
         OSError: a file is missing or cannot be read.
         ValueError: the folder has a model that GPT does not express, or its parts do not match; one line.
     """
-    folder = Path(folder).expanduser()
+    folder = Path(os.path.expanduser(folder))
     with named(folder):
         values = _read_json(folder / CONFIG)
         if (kind := values.get("model_type")) not in [*HUGGING_FACE, OWN]:
@@ -92,7 +93,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
 
 def is_hub_name(name: str) -> bool:
     """Whether it is ORG/NAME or ORG/NAME@REVISION, and no folder on this disk."""
-    return HUB_NAME.fullmatch(name) is not None and not Path(name).expanduser().exists()
+    return HUB_NAME.fullmatch(name) is not None and not os.path.exists(os.path.expanduser(name))
 
 
 def download(name: str) -> tuple[Path, str]:
