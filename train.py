@@ -89,7 +89,7 @@ def train_one(own: TrainCommand, composed: Composed, *, one_process: bool = Fals
             if is_finished(going_on, checkpoint.step or 0, config.trainer.max_steps, given):
                 return going_on
         elif own.init_from is not None:
-            from tril.scripts.cli.init_from import take_over
+            from tril.scripts.cli.init_from import load_weights, take_over
 
             settings, lm, lineage = take_over(own.init_from, composed)
             config = RunConfig.of(settings, checked)
@@ -126,7 +126,7 @@ def train_one(own: TrainCommand, composed: Composed, *, one_process: bool = Fals
             torch.manual_seed(config.seed_for("initialisation"))
             model = GPT(config.model)
             if lm is not None:
-                model.load_state_dict(lm.model.state_dict())
+                load_weights(lm, model)
             trainer = build_trainer(config, run.folder, data, started=started, planner=planner, added=added)
             torch.manual_seed(config.seed_for(f"dropout/{rank}" if (rank := trainer.global_rank) else "dropout"))
             module = TrainingModule(config, model, data, config.to_dict(), lineage)

@@ -24,7 +24,7 @@ NANOGPT = "init_from=nanogpt:words/ckpt.pt"
 REFUSED = [  # settings, and what the error names
     ("model.n_layers=2 model.pos=alibi", "model.n_layers=2, model.pos=alibi"),
     ("model=gpt2", "model=gpt2"),
-    ("model.vocab_size=270", "model.vocab_size=270"),
+    ("model.vocab_size=263", "model.vocab_size=263 must be at least 264"),
     ("data.tokenizer.vocab_size=300", "data.tokenizer.vocab_size=300"),
     (NANOGPT, "meta.pkl"),
     (f"{NANOGPT} data.tokenizer.kind=byte", "data.tokenizer.kind=byte"),

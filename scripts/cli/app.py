@@ -36,7 +36,7 @@ VERSION_BASE = "1.3"  # of Hydra's behavior: since 1.2, it does not change the w
 HELP, GRID = {"-h", "--help", "--help=all"}, {"-m", "--multirun"}
 # Objects before a collection: Python's 700 lengthen imports by a fifth, 100,000 let memory grow while a model trains.
 COLLECTION_THRESHOLD = 10_000
-ADDED = ("ablation=", "callbacks.", "logger.")  # after a + or ~
+REMOVABLE = ("callbacks.", "logger.")
 CHOICE = FieldInfo.from_annotation(str | list | None)  # pyright: ignore[reportArgumentType]  of a config group
 OF_A_GRID = ("hydra.sweep.", "hydra.launcher.", "hydra.sweeper.", "hydra/launcher", "hydra/sweeper")
 STORE = ConfigStore.instance()
@@ -213,8 +213,11 @@ def parse(name: str, arguments: Sequence[str], *, is_grid: bool = False) -> tupl
 def problem_of(override: Override, text: str, name: str, *, is_grid: bool) -> str | None:
     """Why a command does not take a setting with this text, whatever the others are, where Hydra does not say it."""
     key, groups = override.get_key_element().lstrip("+~"), COMMANDS[name].groups
-    if override.get_key_element() != key and not f"{key}=".startswith(ADDED):
-        return f"adds or removes a setting, as only callbacks and loggers can be; write {key}=VALUE, see --help=all"
+    if override.is_delete() and not key.startswith(REMOVABLE):
+        return f"removes a setting, and only callbacks and loggers can be removed; write {key}=VALUE"
+    known = {each.partition(".")[0] for each in (*COMMANDS[name].settings(), *groups)}
+    if (override.is_add() or override.is_force_add()) and key.partition(".")[0] not in known:
+        return "adds a setting that does not exist; --help=all lists all"
     if override.is_sweep_override() and not is_grid:
         return f"has several values; add -m for a grid of runs, or write a list as {key}=[{text}]"
     used = OF_A_GRID if is_grid else (FOLDER,) * (name == "train")
@@ -222,7 +225,7 @@ def problem_of(override: Override, text: str, name: str, *, is_grid: bool) -> st
         return f"has no effect on {'a grid' if is_grid else 'a single run'}; leave it out"
     if key == "ablation" and key in groups and not override.is_add():
         return f"is added to the other settings, as a grid; write -m +{key}={text}"
-    if key in groups and (text == "null" or text.startswith("[") and f"{key}." not in ADDED):
+    if key in groups and (text == "null" or text.startswith("[") and f"{key}." not in REMOVABLE):
         return f"is no option of the group{nearest('', options_of(key))}"
     return None
 

@@ -16,6 +16,7 @@ from tril.scripts.cli.config import FOR_TRAINING
 if TYPE_CHECKING:
     from tril.model.checkpoint import Checkpoint
     from tril.model.generation.language_model import LanguageModel
+    from tril.model.gpt import GPT
 
 HF, NANOGPT = "hf:", "nanogpt:"  # before a folder or name of Hugging Face, and before a ckpt.pt of nanoGPT
 
@@ -24,18 +25,17 @@ def take_over(source: str, composed: Composed) -> "tuple[dict[str, Any], Languag
     """The settings of a new run with the model and the tokenizer that `init_from` names.
 
     Returns:
-        The settings, in which dropout, backend and activation checkpointing may be others than those of the source;
-        the model; its path or name as "source", with its optimizer steps or None as "step".
+        The settings, in which dropout, backend and activation checkpointing may be others than those of the source,
+        and the vocabulary may be larger; the model; its path or name as "source", with its optimizer steps or None as
+        "step".
 
     Raises:
         ValueError: settings that contradict the source, or a source that cannot be read.
         OSError: there is no source.
     """
     settings, given = composed.settings, composed.given
-    for_training = [f"model.{name}" for name in FOR_TRAINING]
-    if fixed := [
-        f"{key}={given[key]}" for key in given if key.partition(".")[0] == "model" and key not in for_training
-    ]:
+    may_change = [f"model.{name}" for name in (*FOR_TRAINING, "vocab_size")]
+    if fixed := [f"{key}={given[key]}" for key in given if key.partition(".")[0] == "model" and key not in may_change]:
         raise ValueError(f"init_from={source} takes over the whole model; leave out {', '.join(fixed)}")
     of_tokenizer = [f"{key}={given[key]}" for key in given if key.startswith("data.tokenizer")]
     if of_tokenizer and not source.startswith(NANOGPT):
@@ -45,6 +45,11 @@ def take_over(source: str, composed: Composed) -> "tuple[dict[str, Any], Languag
     lm = checkpoint.language_model()
     chosen, default = settings["model"], defaults(type(lm.config))
     changed = {name: chosen[name] for name in FOR_TRAINING if chosen[name] != default[name] or f"model.{name}" in given}
+    changed["vocab_size"] = chosen["vocab_size"] or lm.config.vocab_size
+    if changed["vocab_size"] < lm.config.vocab_size:
+        raise ValueError(
+            f"model.vocab_size={changed['vocab_size']} must be at least {lm.config.vocab_size}, as in {source}"
+        )
     tokenizer = {"kind": "file", "path": str(keep_tokenizer(lm.tokenizer.to_str())), "eot": lm.eot}
     parts = {"model": lm.config.to_dict() | changed, "data": settings["data"] | {"tokenizer": tokenizer}}
     return settings | parts, lm, {"source": origin, "step": checkpoint.step}
@@ -94,3 +99,22 @@ def keep_tokenizer(text: str) -> Path:
     if not path.is_file():
         write_text(path, text)
     return path
+
+
+def load_weights(lm: "LanguageModel", model: "GPT") -> None:
+    """Copies the weights. New rows of the embedding and of the head are the mean of the rows that tokens have.
+
+    Thus the logit of a new row is the mean of the others, and its probability at most the mean probability; a row of
+    random values could get most of it (Hewitt 2021, "Initializing New Word Embeddings for Pretrained Language Models").
+    """
+    import torch
+
+    state, old, new = lm.model.state_dict(), lm.config.vocab_size, model.config.vocab_size
+    if new > old:
+        rows = f"{new - old:,} new rows are the mean of the {lm.n_ids:,} rows of tokens"
+        print(f"model.vocab_size={new:,} from {old:,}: {rows}; no token uses them", flush=True)
+    for name, weight in model.state_dict().items():
+        if weight.shape != state[name].shape:
+            mean = state[name][: lm.n_ids].mean(0, keepdim=True)  # (1, C)
+            state[name] = torch.cat([state[name], mean.expand(len(weight) - len(state[name]), -1)])  # (V, C)
+    model.load_state_dict(state)
