@@ -25,8 +25,7 @@ from tril.model.checkpoint import Checkpoint
 from tril.model.gpt import GPT
 from tril.model.masks import document_options
 
-# Texts whose hidden tokens are replaced, and outputs with gradients; about a second for a model of 10 M parameters.
-ROWS, QUERIES = 8, 2
+ROWS, LOSS_ROWS, QUERIES = 8, 4, 2  # texts whose hidden tokens are replaced, and outputs with gradients
 MAX_FLOPS = 2e10  # of a pass; decoding with a larger model would take a minute
 BACKWARD_TOKENS = 64
 GRADIENT_ROUNDING, LOW_ROUNDING = 1e-2, 0.1  # of the largest gradient, where CUDA may round to TF32, and in bf16
@@ -89,7 +88,7 @@ def check_weights(certificate: Certificate, step: Step, seed: int) -> None:
         losses = lambda ids, targets=targets: step.losses(ids, targets)  # noqa: E731
         loss = replace(of_inputs(model, losses, n, math.inf), visible=visible, context_length=length)
         state = step.state("loss", loss, seed)
-        certificate.judge(state, state.future(length, max(ROWS, n)))
+        certificate.judge(state, state.future(length, max(LOSS_ROWS, n)))
 
 
 def check_plain(certificate: Certificate, step: Step) -> None:
