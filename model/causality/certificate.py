@@ -171,7 +171,8 @@ class Certificate:
             )
             return f"{self.subject}: {says}: {failures[0].where}"
         lengths, states = [result.length for result in self.results], {result.variant for result in self.results}
-        tested = f"{len(self.results)} checks in {len(states)} states, lengths {min(lengths)} to {max(lengths)}"
+        span = f"lengths {min(lengths)} to {max(lengths)}" if len({*lengths}) > 1 else f"length {lengths[0]}"
+        tested = f"{len(self.results)} checks in {len(states)} states, {span}"
         uses = f"; uses {self.uses}" if self.uses else ""
         return f"{self.subject}: {'inconclusive' if self.undecided else 'causal'}: {tested}{uses}"
 
@@ -299,7 +300,7 @@ def more_claims(
     for share, state in zip((0.07, 0.17), states[:2], strict=False):  # own and random weights
         yield share, state, state.every_id()
         if not in_time(share):
-            certificate.note(f"not every id was tested as one that opens a leak, with {state.name}")
+            certificate.note(f"not every id was tested within the budget, with {state.name}")
         text = state.texts.draw(state.model.batch_size or 2, longest)
         yield share + 0.03, state, state.cut(text, [n for n in order if n >= EVERY_LENGTH])
     for variant in further_variants(own.model):
