@@ -8,7 +8,7 @@ import itertools
 import platform
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -51,7 +51,19 @@ The cat saw the dog. The dog saw the cat!\r\nWho saw whom?\t1,234.50 €\n
 
 
 def certify(
-    model: Callable[..., Any], *, tokens: Tensor | None = None, budget_seconds: float = 5.0, **options: Any
+    model: Callable[..., Any],
+    *,
+    vocab_size: int | None = None,
+    context_length: int | None = None,
+    expected: Callable[[int], Tensor] | Tensor | None = None,
+    receptive_field: int | None = None,
+    special_ids: Sequence[int] = (),
+    tokens: Tensor | None = None,
+    arguments: Mapping[str, Any] | None = None,
+    batch_size: int | None = None,
+    device: str | torch.device | None = None,
+    budget_seconds: float = 5.0,
+    name: str | None = None,
 ) -> "Certificate":
     """Tests that no output of a model depends on the future, and measures how much of its past it uses.
 
@@ -60,10 +72,6 @@ def certify(
     Args:
         model: an `nn.Module` or a function from ids (B, T) int64 to logits (B, T, V); the logits may also be the first
             element of a tuple, or the entry or attribute `logits`.
-        tokens: a text (N,) of the model, whose passages are tested too; random texts miss rare combinations.
-        budget_seconds: of the whole certificate. The checks at the full context always run, however long they take;
-            further lengths, positions, ids and states follow until the time is over.
-        options: what follows, see `as_model`.
         vocab_size: V; None: that of `model.config`.
         context_length: largest T; None: that of `model.config`, up to 1,024 unless it is a `GPT`.
         expected: what each output may see, as a function of T or as a matrix for the largest T; None: its own position
@@ -71,9 +79,12 @@ def certify(
         receptive_field: number of positions before its own that each output depends on, no more and no fewer; None: the
             certificate states it.
         special_ids: ids that have a meaning of their own, such as end-of-text; texts contain them more often.
+        tokens: a text (N,) of the model, whose passages are tested too; random texts miss rare combinations.
         arguments: further arguments of every call of the model.
         batch_size: B, for a model that takes no other; None: any.
         device: None: that of the parameters, else the CPU.
+        budget_seconds: of the whole certificate. The checks at the full context always run, however long they take;
+            further lengths, positions, ids and states follow until the time is over.
         name: of the model in the certificate; None: its class or function.
 
     Returns:
@@ -82,7 +93,18 @@ def certify(
     Raises:
         ValueError: invalid arguments. `ModelError`, a ValueError: the model raises an exception, or returns no logits.
     """
-    subject = subject_of(model, **options)
+    subject = subject_of(
+        model,
+        vocab_size=vocab_size,
+        context_length=context_length,
+        expected=expected,
+        receptive_field=receptive_field,
+        special_ids=special_ids,
+        arguments=arguments,
+        batch_size=batch_size,
+        device=device,
+        name=name,
+    )
     if tokens is not None:
         tokens = tokens.cpu().long()
         if tokens.dim() != 1 or not len(tokens) or not 0 <= tokens.min() <= tokens.max() < subject.vocab_size:
