@@ -15,7 +15,7 @@ from pydantic.dataclasses import dataclass
 from tril.data.cache import digest_files
 from tril.data.settings import printable, setting, strict_settings
 from tril.data.sources.base import Document, Source, Split
-from tril.data.sources.rows import UnreadableError, read_documents
+from tril.data.sources.rows import UnreadableError, read_documents, table_reader
 
 RULES = 2  # incremented when files are read in another way
 SHOWN_ENDINGS = 5
@@ -51,7 +51,10 @@ class Files(Source):
 
     @model_validator(mode="after")
     def _check(self) -> "Files":
-        assert self.files  # raises where a path is wrong
+        paths = [*chain.from_iterable(files.values() for files in self.files.values())]  # raises where a path is wrong
+        if self.text_field != "text" and not any(map(table_reader, paths)):
+            cause = "has no effect on text files, which have no rows"
+            raise ValueError(f"data.text_field={self.text_field} {cause}; leave it out")
         return self
 
     @property

@@ -5,6 +5,7 @@ A file cannot run code: ckpt.pt is loaded with weights_only, and meta.pkl by an 
 
 import io
 import pickle
+import pickletools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,8 +42,8 @@ def read_nanogpt(path: Path, tokenizer: tuple[Tokenizer, str] | None = None) -> 
         config = read_config(NANOGPT, arguments)
         tensors = {str(name).removeprefix(COMPILED): tensor for name, tensor in weights.items()}
         for name, x in tensors.items():
-            if not isinstance(x, Tensor):
-                raise ValueError(f"{name} is no tensor; use another file")
+            if not isinstance(x, Tensor) or x.is_meta or x.nbytes > x.untyped_storage().nbytes():
+                raise ValueError(f"{name} is no dense tensor; use another file")
         state = read_weights(NANOGPT, config, tensors)
         if tokenizer is None:
             meta = find_meta(path, content.get("config"))
@@ -83,7 +84,10 @@ class PlainUnpickler(pickle.Unpickler):
 def characters_of(path: Path) -> list[str]:
     """The characters of a meta.pkl, by id. Raises ValueError if it is not a table of characters."""
     try:
-        table = PlainUnpickler(io.BytesIO(path.read_bytes())).load()["itos"]
+        content = path.read_bytes()
+        if any("TUPLE" in opcode.name for opcode, *_ in pickletools.genops(content)):  # as keys they may take forever
+            raise pickle.UnpicklingError("it has a tuple")
+        table = PlainUnpickler(io.BytesIO(content)).load()["itos"]
         characters = [table[i] for i in range(len(table))]
         is_table = all(type(c) is str and len(c) == 1 and c.encode() for c in characters)  # half a pair has no UTF-8
         if not is_table or not characters or len(set(characters)) < len(characters):

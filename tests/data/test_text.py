@@ -166,3 +166,11 @@ def test_a_hidden_file_changes_no_fingerprint_and_a_moved_folder_neither(tmp_pat
     assert Files(path=str((tmp_path / "a").rename(tmp_path / "b"))).fingerprint() == before
     write(tmp_path, {"b/x.txt": "y"})
     assert Files(path=str(tmp_path / "b")).fingerprint() != before
+
+
+def test_another_field_holds_the_text(tmp_path):
+    (tmp_path / "a.csv").write_text("text,body\nx,y\n")
+    (tmp_path / "a.txt").write_text("text")
+    assert read(tmp_path / "a.csv", text_field="body") == ["y"]
+    with pytest.raises(ValueError, match="data.text_field=body"):
+        read(tmp_path / "a.txt", text_field="body")

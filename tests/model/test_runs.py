@@ -86,17 +86,21 @@ def test_the_files_of_a_run_are_read_as_plain_values_without_half_a_row(run):
 
 
 DAMAGED = [  # what is read, its file, and a content; damaged settings are in the contract
-    *(("summary", "summary.json", content) for content in (b"{", b"[1]", b"\xff")),
-    *(("metrics", METRICS, content) for content in (b"step,a\n1,2,3\n", b"step,a\nx,2\n", b"step\n\xff\n", b"a\n2\n")),
+    *(("summary", "summary.json", content) for content in (b"{", b"[1]", b"\xff", b"[" * 100_000)),
+    *(("summary", "summary.json", b'{"final_val_loss":1,"final_val_bpb":%s}' % x) for x in (b"[]", b'"1"', b"9" * 400)),
+    *(("metrics", METRICS, b"step,a\n" + rows) for rows in (b"1,2,3\n", b"x,2\n", b"\xff\n", b"1.5e400,1\n")),
+    ("metrics", METRICS, b"a\n2\n"),
+    ("settings", "config.yaml", b"a: &a [1]\nb: *a"),
+    ("settings", "config.yaml", b"[" * 100_000),
 ]
 
 
-@pytest.mark.parametrize(("name", "file", "content"), DAMAGED)
+@pytest.mark.parametrize(("name", "file", "content"), DAMAGED, ids=range(len(DAMAGED)))
 def test_a_damaged_file_of_a_run_is_named_in_one_line(name, file, content, run):
     (run.folder / file).write_bytes(content)
     with pytest.raises(ValueError, match=file) as error:
         getattr(run, name)
-    assert "\n" not in str(error.value)
+    assert "\n" not in str(error.value) and len(str(error.value)) < 400
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):

@@ -71,7 +71,7 @@ class Attack:
 
 def test_no_file_runs_code_and_a_damaged_table_is_named(tmp_path):
     attack, meta = Attack(tmp_path / "ran"), tmp_path / "meta.pkl"
-    tables = {}, {0: "a", 2: "b"}, {0: "a", 1: "a"}, {0: "a", 1: "bc"}, {0: "\ud801"}, {0: attack}
+    tables = {}, {0: "a", 2: "b"}, {0: "a", 1: "a"}, {0: "a", 1: "bc"}, {0: "\ud801"}, {0: attack}, {0: "a", (1,): "b"}
     contents = [pickle.dumps(content) for content in (attack, "text", *({"itos": table} for table in tables))]
     for content in (*contents, b"", contents[0][:-3]):
         meta.write_bytes(content)
@@ -89,6 +89,7 @@ def test_no_file_runs_code_and_a_damaged_table_is_named(tmp_path):
 REFUSED = [  # changes of a checkpoint of 36 characters, and a name in the message
     (lambda content: content.update(model=None), "model_args"),
     (lambda content: content["model_args"].update(n_layer=10**9), "n_layers=1000000000"),
+    (lambda content: content["model"].update({WTE: torch.zeros(1).expand(10**6, 32)}), WTE),
     (lambda content: content["model"].update({"lm_head.weight": content["model"][WTE] + 1}), "lm_head.weight"),
     (lambda content: content["model"].update({WTE: 1.0}), WTE),
     (lambda content: None, "vocab_size=36"),  # the tokenizer has 257 tokens
