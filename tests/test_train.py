@@ -1,4 +1,4 @@
-"""Runs of train.py: their files, samples and validations, and an early stop.
+"""Runs of train.py: their files, samples and validations, an early stop, and wandb, which writes offline.
 
 python -m pytest -n0 tests/test_train.py
 """
@@ -8,19 +8,22 @@ import json
 import re
 import sys
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+import yaml
+from matplotlib.figure import Figure
 from PIL import Image
 
-from tests.contract.harness import BARE, TINY, merged, metrics, run, summary
+from tests.contract.harness import BARE, TINY, interrupted, merged, metrics, run, summary
 from tril.data.cache import PROGRESS
 from tril.data.sources.files import Files
 from tril.model import load
-from tril.model.checkpoint import read_state
-from tril.model.runs import find_checkpoint
-from tril.model.training.loggers import wandb_logger
+from tril.model.checkpoint import code_sha256, read_state
+from tril.model.runs import SWEEP, Run, find_checkpoint
+from tril.model.training.summary import plot_losses
 from tril.scripts.cli.errors import UserError
 from tril.train import train
 
@@ -128,8 +131,75 @@ def test_an_early_stop_says_why_keeps_the_best_and_ends_the_run_until_more_patie
     assert summary(folder)["steps"] > last  # from the last checkpoint, not the best
 
 
-def test_a_resumed_run_continues_its_wandb_run(tmp_path):
-    first = wandb_logger(str(tmp_path)).version
-    assert len(first) == 8 and first != wandb_logger(str(tmp_path)).version
-    (tmp_path / f"wandb/offline-run-20261125_120000-{first}").mkdir(parents=True)
-    assert wandb_logger(str(tmp_path)).version == first
+TRACKERS = ("logger=wandb", "logger.wandb.log_model=true", "~callbacks.causality")
+
+
+@pytest.fixture
+def parts(monkeypatch):
+    """What each start of a run gives to wandb.
+
+    A part: `init`, the options of wandb.init; `rows`; `artifacts`; `status`, the exit code; `config` and `summary`.
+    """
+    import wandb
+
+    parts, init = [], wandb.init
+
+    def recording_init(**options):
+        made = init(**options)
+        part = SimpleNamespace(init=options, rows=[], artifacts=[])
+        parts.append(part)
+        log, finish = made.log, made.finish
+        made.log = lambda row, *args, **more: (part.rows.append(row), log(row, *args, **more))
+        made.log_artifact = lambda *arguments: part.artifacts.append(arguments)
+
+        def finished(exit_code=None):
+            part.status, part.config, part.summary = exit_code, dict(made.config), dict(made.summary)
+            finish(exit_code)
+
+        made.finish = finished
+        return made
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setattr(wandb, "init", recording_init)
+    return parts
+
+
+@pytest.mark.slow  # wandb starts a process
+def test_wandb_has_the_curves_of_metrics_csv_and_the_samples(parts, text, tmp_path):
+    """Of a run in a sweep, which is interrupted after step 4 and resumed; wandb has settings and results as well."""
+    folder, cache = tmp_path / "2026" / "sweep" / "a=1", f"data.cache_dir={tmp_path / 'cache'}"
+    folder.parent.mkdir(parents=True)
+    (folder.parent / SWEEP).write_text("{}")
+    with interrupted():
+        train(*TINY, f"data.path={text}", cache, f"hydra.run.dir={folder}", *TRACKERS)
+    train(f"resume={folder}", cache, *TRACKERS[:2])  # a saved run names no logger
+    logged = {(name, row["step"]): x for row in Run(folder).metrics for name, x in row.items() if name != "step"}
+    results = {key: value for key, value in summary(folder).items() if isinstance(value, int | float | str)}
+    settings, samples = yaml.safe_load((folder / "config.yaml").read_text()), (folder / "samples.txt").read_text()
+
+    first, last = parts
+    cells = [(row["trainer/global_step"], item) for row in first.rows + last.rows for item in row.items()]
+    curves = {(name, step): x for step, (name, x) in cells if isinstance(x, float | int) and "global_step" not in name}
+    assert curves == logged and {step for _, step in curves} == {*range(1, 9)}
+    assert {key: last.config[key] for key in settings} == settings and last.config["code"] == code_sha256()[:12]
+    names = {name: last.init[name] for name in ("id", "name", "group", "project")}
+    assert names == {"id": first.init["id"], "name": "a=1", "group": "sweep", "project": "tril"}
+    assert "anonymous" not in first.init  # wandb warns of it
+    assert {key: last.summary[key] for key in results} == results and len(results) > 20
+    assert (first.status, last.status) == (1, 0)
+    [table] = [row["samples"] for row in last.rows if "samples" in row]
+    [(step, prompt, sample)] = table.data
+    assert step == 8 and f"--- sample at step 8 ---\n{prompt}{sample}\n" in samples
+    assert last.artifacts[-1] == (str(folder / "checkpoints" / "best.ckpt"), f"model-{last.init['id']}", "model")
+
+
+def test_the_legend_of_the_loss_covers_no_curve(tmp_path, monkeypatch):
+    drawn, row = [], {"val/loss": 3.0, "val/bpb": 1.2}
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    rows = [{"step": step, "train/loss": 3 + step % 2} | row for step in range(1, 4)]
+    run = SimpleNamespace(rows=lambda name: rows, best=lambda: row, val_windows=None)
+    plot_losses(tmp_path / "loss.png", run, "a title", initial=5.5)
+    [figure] = drawn
+    figure.draw_without_rendering()
+    assert not figure.legends[0].get_window_extent().overlaps(figure.axes[0].get_tightbbox())

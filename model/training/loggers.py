@@ -1,8 +1,10 @@
 """Weights & Biases, as configs/logger/wandb.yaml names it and Hydra makes it."""
 
+import contextlib
 import json
 import os
 import secrets
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +37,19 @@ def wandb_logger(save_dir: str, project: str = "tril", **options: Any) -> WandbL
     return logger
 
 
+@contextlib.contextmanager
+def finished_loggers(trainer: Trainer) -> Iterator[None]:
+    """Ends the wandb run after the block; otherwise it lasts as long as the process. A signal ends it at once."""
+    try:
+        yield
+    except Exception:
+        finish_loggers(trainer, failed=True)
+        raise
+    finish_loggers(trainer, failed=False)
+
+
 def finish_loggers(trainer: Trainer, *, failed: bool) -> None:
-    """Gives the results of the run to wandb, and ends it there, where it otherwise lasts as long as the process.
+    """Gives the results of the run to wandb, and ends it there.
 
     With `logger.wandb.log_model`, wandb gets the best checkpoint, which holds the tokenizer too.
 

@@ -20,6 +20,7 @@ from tril.model.training.callbacks.heads import HeadRecorder
 from tril.model.training.callbacks.metrics import Metrics, NonFiniteError
 from tril.model.training.callbacks.output import Progress, Samples
 from tril.model.training.checkpoints import CheckpointFiles, Checkpoints
+from tril.model.training.loggers import finished_loggers
 from tril.model.training.module import TrainingModule
 from tril.model.training.settings import TrainingConfig, UserError
 from tril.model.training.summary import summarize
@@ -113,35 +114,36 @@ def fit(trainer: Trainer, module: TrainingModule, checkpoint: Checkpoint | None)
         Stopped: a signal ended the run.
     """
     run, settings = Run(Path(trainer.default_root_dir)), unflatten(module.payload["settings"])
-    try:
-        if trainer.is_global_zero:
-            (run.folder / SUMMARY).unlink(missing_ok=True)  # which marks a finished run
-            run.write_settings(settings)
-            start_loggers(trainer.loggers, settings)
-        trainer.fit(module, module.data, ckpt_path=checkpoint and checkpoint.path)
-        last = Metrics.of(trainer).last("val/loss")
-        if last is None or last["step"] != trainer.global_step:  # no step was left
-            trainer.validate(module, module.data, verbose=False)
-        summarize(trainer, module, stopped=stop_reason(trainer))
-    except SystemExit as ended:
-        if isinstance(ended.__context__, KeyboardInterrupt):  # Lightning exits with 1 after a second Ctrl-C
-            raise KeyboardInterrupt from None
-        raise
-    except NonFiniteError as error:  # in all processes, of which one says so
-        summarize(trainer, module, diverged=str(error))
-        if not trainer.is_global_zero:
-            sys.exit()  # Lightning kills rank 0 when another rank ends with another status
-        raise
-    except (UserError, BrokenPipeError):
-        raise
-    except OSError as error:
-        remedy = f"continue with resume={run.folder}" if is_resumable(run.folder) else "start again"
-        raise UserError(f"{one_line(str(error))}; mend the cause, such as a full disk, and {remedy}") from error
-    except Exception as error:
-        if checkpoint is None or trainer.global_step > (checkpoint.step or 0):
+    with finished_loggers(trainer):
+        try:
+            if trainer.is_global_zero:
+                (run.folder / SUMMARY).unlink(missing_ok=True)  # which marks a finished run
+                run.write_settings(settings)
+                start_loggers(trainer.loggers, settings)
+            trainer.fit(module, module.data, ckpt_path=checkpoint and checkpoint.path)
+            last = Metrics.of(trainer).last("val/loss")
+            if last is None or last["step"] != trainer.global_step:  # no step was left
+                trainer.validate(module, module.data, verbose=False)
+            summarize(trainer, module, stopped=stop_reason(trainer))
+        except SystemExit as ended:
+            if isinstance(ended.__context__, KeyboardInterrupt):  # Lightning exits with 1 after a second Ctrl-C
+                raise KeyboardInterrupt from None
             raise
-        cause = f"{checkpoint.path} does not go on ({one_line(f'{type(error).__name__}: {error}')})"
-        raise UserError(f"{cause}; use another checkpoint of its folder") from error
+        except NonFiniteError as error:  # in all processes, of which one says so
+            summarize(trainer, module, diverged=str(error))
+            if not trainer.is_global_zero:
+                sys.exit()  # Lightning kills rank 0 when another rank ends with another status
+            raise
+        except (UserError, BrokenPipeError):
+            raise
+        except OSError as error:
+            remedy = f"continue with resume={run.folder}" if is_resumable(run.folder) else "start again"
+            raise UserError(f"{one_line(str(error))}; mend the cause, such as a full disk, and {remedy}") from error
+        except Exception as error:
+            if checkpoint is None or trainer.global_step > (checkpoint.step or 0):
+                raise
+            cause = f"{checkpoint.path} does not go on ({one_line(f'{type(error).__name__}: {error}')})"
+            raise UserError(f"{cause}; use another checkpoint of its folder") from error
 
 
 def start_loggers(loggers: Sequence[Logger], settings: dict[str, Any]) -> None:

@@ -5,12 +5,14 @@ from pathlib import Path
 from typing import Any
 
 from lightning import Callback, Trainer
+from lightning.pytorch.loggers import WandbLogger
 from tqdm import tqdm
 
 from tril.data.cache import PROGRESS
 from tril.data.tokenizer import encode_prompt
 from tril.model.formats import clock, figures
 from tril.model.generation.language_model import LanguageModel
+from tril.model.runs import partial_validation
 from tril.model.training.callbacks.metrics import Metrics
 from tril.model.training.module import TrainingModule
 from tril.model.training.settings import ProgressConfig, SamplesConfig, UserError
@@ -53,8 +55,9 @@ class Progress(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: TrainingModule) -> None:
         self._validation.close()
         if trainer.is_global_zero:
-            row = Metrics.of(trainer).rows("val/loss")[-1]
-            tqdm.write(f"step {row['step']:>6,}  validation: {figures(row, 'val/')}")
+            metrics = Metrics.of(trainer)
+            row, part = metrics.rows("val/loss")[-1], partial_validation(metrics.val_windows)
+            tqdm.write(f"step {row['step']:>6,}  validation: {figures(row, 'val/')}" + (f" ({part})" if part else ""))
 
     def on_train_end(self, *_: Any) -> None:
         self._validation.close()
@@ -95,12 +98,15 @@ class Samples(Callback):
         options = {"temperature": config.temperature, "repetition_penalty": config.repetition_penalty}
         is_last = trainer.should_stop or step >= trainer.max_steps
         seeds = [(self.seed + i) % 2**64 for i in range(PRINTED if is_last else 1)]
-        texts = [f"{self.prompt}{lm.generate(self.prompt, config.max_new_tokens, seed=s, **options)}\n" for s in seeds]
+        texts = [lm.generate(self.prompt, config.max_new_tokens, seed=seed, **options) for seed in seeds]
+        for logger in (each for each in trainer.loggers if isinstance(each, WandbLogger)):
+            row: list[Any] = [step, self.prompt, texts[0]]
+            logger.log_text("samples", ["step", "prompt", "text"], [row], step=step)
         with self.path.open("ab") as file:
-            file.write(f"--- sample at step {step} ---\n{texts[0]}".encode())
+            file.write(f"--- sample at step {step} ---\n{self.prompt}{texts[0]}\n".encode())
             self._size = file.tell()
         for i, text in enumerate(texts if is_last else (), start=1):
-            tqdm.write(f"--- sample {i} of {PRINTED} ---\n{text}")
+            tqdm.write(f"--- sample {i} of {PRINTED} ---\n{self.prompt}{text}\n")
 
     def state_dict(self) -> dict[str, int]:
         return {"size": self._size}

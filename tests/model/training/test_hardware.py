@@ -1,9 +1,9 @@
-"""What a run uses and reports: hardware on simulated machines, and memory."""
+"""What a run uses and reports: hardware on simulated machines, memory, wandb without an account."""
 
 import pytest
 import torch
 
-from tril.model.training import hardware
+from tril.model.training import hardware, loggers
 from tril.model.training.hardware import Hardware, select_hardware
 from tril.model.training.summary import peak_memory_bytes
 
@@ -64,3 +64,12 @@ def test_auto_compiles_long_runs_on_a_cpu_with_a_compiler_that_works(works, flop
 def test_the_memory_of_a_run_is_that_of_its_device(monkeypatch):
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 3 * 10**15)
     assert peak_memory_bytes("cuda") == 3 * 10**15 and 1e7 < peak_memory_bytes("cpu") < 3 * 10**15
+
+
+@pytest.mark.parametrize(
+    ("account", "chosen", "mode"), [(False, None, "offline"), (True, None, None), (False, "x", None)]
+)
+def test_wandb_is_offline_without_an_account_only(monkeypatch, tmp_path, account, chosen, mode):
+    monkeypatch.setattr("wandb.login", lambda prompt: account)
+    monkeypatch.setenv("WANDB_MODE", chosen) if chosen else monkeypatch.delenv("WANDB_MODE", raising=False)
+    assert loggers.wandb_logger(str(tmp_path))._wandb_init.get("mode") == mode
