@@ -215,9 +215,10 @@ def problem_of(override: Override, text: str, name: str, *, is_grid: bool) -> st
     key, groups = override.get_key_element().lstrip("+~"), COMMANDS[name].groups
     if override.is_delete() and not key.startswith(REMOVABLE):
         return f"removes a setting, and only callbacks and loggers can be removed; write {key}=VALUE"
-    known = {each.partition(".")[0] for each in (*COMMANDS[name].settings(), *groups)}
-    if (override.is_add() or override.is_force_add()) and key.partition(".")[0] not in known:
-        return "adds a setting that does not exist; --help=all lists all"
+    if override.is_add() or override.is_force_add():
+        known = {each.partition(".")[0] for each in (*COMMANDS[name].settings(), *groups)}
+        if key.partition(".")[0] not in known:
+            return "adds a setting that does not exist; --help=all lists all"
     if override.is_sweep_override() and not is_grid:
         return f"has several values; add -m for a grid of runs, or write a list as {key}=[{text}]"
     used = OF_A_GRID if is_grid else (FOLDER,) * (name == "train")

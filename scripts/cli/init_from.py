@@ -45,11 +45,10 @@ def take_over(source: str, composed: Composed) -> "tuple[dict[str, Any], Languag
     lm = checkpoint.language_model()
     chosen, default = settings["model"], defaults(type(lm.config))
     changed = {name: chosen[name] for name in FOR_TRAINING if chosen[name] != default[name] or f"model.{name}" in given}
-    changed["vocab_size"] = chosen["vocab_size"] or lm.config.vocab_size
-    if changed["vocab_size"] < lm.config.vocab_size:
-        raise ValueError(
-            f"model.vocab_size={changed['vocab_size']} must be at least {lm.config.vocab_size}, as in {source}"
-        )
+    vocab_size = chosen["vocab_size"] or lm.config.vocab_size
+    if vocab_size < lm.config.vocab_size:
+        raise ValueError(f"model.vocab_size={vocab_size} must be at least {lm.config.vocab_size}, as in {source}")
+    changed["vocab_size"] = vocab_size
     tokenizer = {"kind": "file", "path": str(keep_tokenizer(lm.tokenizer.to_str())), "eot": lm.eot}
     parts = {"model": lm.config.to_dict() | changed, "data": settings["data"] | {"tokenizer": tokenizer}}
     return settings | parts, lm, {"source": origin, "step": checkpoint.step}
