@@ -147,3 +147,13 @@ def test_the_notebook_runs_from_the_start(tmp_path, monkeypatch):
     assert lowest < names["loss"] < lowest + 0.15
     assert names["short_loss"] > 12 / 14 * math.log(8)  # a window of 4 keys cannot copy
     assert names["certificate"].passed and not names["leaks"].passed
+
+
+def test_a_bug_shows_its_cause(folder):
+    def bug():
+        raise RuntimeError("a bug") from KeyError("its cause")
+
+    before_next("training_step", bug)
+    with pytest.raises(RuntimeError, match="a bug") as raised:
+        train(*QUICK)
+    assert isinstance(raised.value.__cause__, KeyError)

@@ -54,6 +54,15 @@ def names(once, run_of):
 # `names`. The script of each command is run with its first row.
 REFUSED = [
     ("train ++a.b=c", "++a.b=c", "--help=all"),
+    ("train model.head_dim=7", "model.head_dim", "rope"),
+    ("train compile=reduce-overhead trainer.accumulate_grad_batches=2", "reduce-overhead", "accumulate_grad_batches=1"),
+    ("train optim=[]", "optim=[]", "adamw"),
+    ("train hydra=1", "hydra=1", "a single run"),
+    ("train minutes=0", "minutes=0", "0"),
+    ("play ckpt={run} port=70000", "port=70000", "65535"),
+    ("certify context_length=3", "context_length", "call"),
+    ("referee candidate=-m", "-m", ""),
+    ("referee candidate= common=trainer.max_steps=x", "trainer.max_steps", "integer"),
     ("train model.n_heads=5", "model.n_heads=5", "model.dim=192"),
     ("train model.dim=10000000", "model.dim=10000000", "GiB"),
     ("train model.mlp=swigul", "model.mlp=swigul", "swiglu"),

@@ -145,3 +145,10 @@ def test_long_words_are_cut_before_a_tokenizer_is_trained():
     parts = list(training_texts([Piece(text, True)], None, TokenizerConfig()))
     assert "".join(parts) == text and max(len(word) for part in parts for word in part.split(" ")) == 1024
     assert list(training_texts([Piece(TEXT, True)], None, TokenizerConfig())) == [TEXT]
+
+
+@pytest.mark.parametrize(("n_characters", "warned"), [(600, True), (60_000, False)])
+def test_few_validation_tokens_are_said_to_measure_little(settings, capsys, n_characters, warned):
+    Path("text.txt").write_text(TEXT[:n_characters] * 10, "utf-8")
+    prepared(settings, **BYTE)
+    assert ("says little" in capsys.readouterr().err) == warned

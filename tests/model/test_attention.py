@@ -1,6 +1,6 @@
 """What the contract leaves open of attention: torch.compile, edited masks, bf16 blocks, sizes of zero, documents.
 
-B batch, T queries, S keys, H query heads, G key/value heads, D head size.
+B batch, T queries, S keys, H query heads, G key/value heads, D head size, C width.
 """
 
 import itertools
@@ -10,15 +10,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.conftest import BACKENDS, assert_close, tiny_gpt
+from tests.conftest import BACKENDS, assert_close, randomize, tiny_gpt
 from tril.model import backends, causal_mask, masks
-from tril.model.attention import attention
+from tril.model.attention import MultiHeadAttention, attention
 from tril.model.causality import certify
 from tril.model.causality.gpt import visible_of
 from tril.model.generation.generate import decode_step
+from tril.model.kv_cache import KVCache
 from tril.model.masks import document_options
+from tril.model.offset_keys import OffsetKeys
 
-B, H, D = 2, 4, 8
+B, H, D, C = 2, 4, 8, 24
 SIZES = [(6, 6), (3, 7), (7, 3), (1, 6)]  # (T, S)
 OPTIONS = [
     lambda t, s: {},
@@ -138,3 +140,43 @@ def test_documents_begin_with_their_end_of_text_token(rows):
         assert mask == [[a == b for b in numbers] for a in numbers]
         assert positions == [i - max([0, *(start for start in starts if start <= i)]) for i in range(5)]
     assert document_options(torch.tensor(rows), None) == {}
+
+
+def test_half_of_a_key_is_that_of_the_position_before_where_a_query_sees_both():
+    k = torch.arange(1.0, 25).view(1, 1, 3, 8)  # the pairs are (0, 4), (1, 5), (2, 6), (3, 7)
+    rows = [[1, 2, 0, 0, 5, 6, 0, 0], [9, 10, 3, 4, 13, 14, 7, 8], [17, 18, 11, 12, 21, 22, 15, 16]]
+    keys = OffsetKeys(8)
+    assert keys.shift(k).tolist() == [[rows]]
+    for mask in (None, torch.ones(1, dtype=torch.bool)):
+        assert keys.separate(keys.shift(k), 3, mask=mask, bias=None).tolist() == [[rows]]
+    rows[1] = [9, 10, 0, 0, 13, 14, 0, 0]
+    for mask in ([[0, 1, 1]], [[1, 0, 0], [0, 1, 0], [0, 1, 1]]):  # padding on the left, and a document behind another
+        separated = keys.separate(keys.shift(k), 3, mask=torch.tensor(mask).bool(), bias=None)
+        assert separated.tolist() == [[rows]]
+    assert torch.equal(OffsetKeys(3).shift(k[..., :3]), k[..., :3])
+
+
+@torch.no_grad()
+def test_a_decoding_step_is_compiled_once_and_equals_the_full_pass():
+    attn = randomize(MultiHeadAttention(C, H, n_kv_heads=2, v_head_dim=5, window=4, key_offset=True))
+    x = torch.randn(B, 6, C)
+    bias, cache, step = torch.randn(H, 6, 8), KVCache(1, B, 2, 8, C // H, v_head_dim=5), fully_compiled(attn)
+    outputs = []
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for t in range(6):
+            options = {"bias": bias[:, t : t + 1].clone(), "cache": cache.layer(0, torch.tensor([t]))}
+            outputs.append(step(x[:, t : t + 1], **options))
+    assert_close(torch.cat(outputs, dim=1), attn(x, bias=bias[..., :6]))
+
+
+@settings(deadline=None, max_examples=40, derandomize=True)
+@given(st.sampled_from([1, 3, 256]), st.booleans(), st.sampled_from([0, 10**9]), st.sampled_from(SIZES))
+def test_bf16_on_a_cpu_is_close_to_float64_in_blocks_and_without(block, causal, max_weights, sizes):
+    causal = causal and sizes[0] == sizes[1]
+    inputs = qkv(*sizes, dtype=torch.bfloat16)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backends, "QUERY_BLOCK", block)
+        patch.setattr(backends, "MAX_WEIGHTS", max_weights)
+        out = attention(*inputs, causal=causal)
+    assert out.dtype == torch.bfloat16
+    assert_close(out, attention(*(x.double() for x in inputs), causal=causal, backend="explicit"), roundings=4)

@@ -10,7 +10,7 @@ from tests.conftest import assert_close, tiny_gpt
 from tests.oracles import full_passes
 from tril.model.generation.config import SamplingConfig
 from tril.model.generation.generate import Rows, decode_step, generate_ids
-from tril.model.gpt import RECOMPILE_LIMIT
+from tril.model.gpt import GPT, RECOMPILE_LIMIT
 
 PARTS = [
     {"backend": "explicit", "n_kv_heads": 2},
@@ -136,3 +136,13 @@ def test_returned_logits_are_not_overwritten_by_later_steps(monkeypatch):
     memory, model, prompt, new = torch.empty(1, 31), tiny_gpt(), random_ids(4), random_ids(1, 6)
     use_step(lambda *inputs, **options: memory.copy_(decode_step(*inputs, **options)), monkeypatch)
     assert_close(forced(model, [prompt], new, compile=True)[:, 0], full_passes(model, prompt, new[0]))
+
+
+def test_after_the_prompt_each_token_is_one_call_which_no_token_waits_for(monkeypatch):
+    model, calls, hidden = tiny_gpt(), [], GPT.hidden
+    monkeypatch.setattr(
+        GPT, "hidden", lambda self, ids, **more: calls.append(ids.shape[1]) or hidden(self, ids, **more)
+    )
+    steps = generate_ids(model, [random_ids(4)] * 2, greedy(9))
+    assert [len(calls) for _ in itertools.islice(steps, 8)] == [*range(1, 9)] and calls == [4, *[1] * 7]
+    assert Rows(model, [[1, 2], [3]], max_new_tokens=4).cache.capacity == 5  # nothing follows the last token

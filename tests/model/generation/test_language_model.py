@@ -179,3 +179,12 @@ def test_model_and_tokenizer_must_match_and_ids_may_have_gaps(script):
         LanguageModel(tiny_gpt(vocab_size=256), tokenizer)
     with pytest.raises(ValueError, match="</s>"):
         LanguageModel(tiny_gpt(vocab_size=257), tokenizer, eot="</s>")
+
+
+def test_text_arrives_before_its_end():
+    for tokenizer in TOKENIZERS.values():
+        stream, ids = TextStream(tokenizer), tokenizer.encode(TEXT).ids
+        pieces = [*map(stream.push, ids), stream.finish()]
+        assert "".join(pieces) == TEXT and sum(map(bool, pieces)) > len(ids) / 3
+    stream = TextStream(byte_fallback(), [259])
+    assert [*map(stream.push, [258, 259])] == ["a", " the"]  # the space, which the decoder strips at the start, is kept

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.conftest import assert_close, tiny_gpt
-from tests.model.tokenizers import byte_tokenizer
+from tests.model.tokenizers import byte_tokenizer, merging_tokenizer
 from tril.model.generation.config import SamplingConfig
 from tril.model.generation.generate import Choice, probabilities
 from tril.model.generation.language_model import LanguageModel
@@ -66,3 +66,14 @@ def test_between_steps_the_model_has_no_hooks_and_its_mode_and_without_heads_no_
     assert token.attention.shape == (0, 0, 3)
     with pytest.raises(ValueError, match="max_new_tokens\n"):  # of pydantic; by the call, not by the first token
         live_tokens(lm, "a", max_new_tokens=0, seed=0, **PLAIN)
+
+
+def test_the_space_at_the_end_of_a_prompt_restricts_the_first_token_only():
+    lm = LanguageModel(tiny_gpt(vocab_size=330), merging_tokenizer())
+    options = {"max_new_tokens": 8, "seed": 0, **PLAIN}
+    first, *others = live_tokens(lm, "the ", **options)
+    assert [text for _, text in prompt_tokens(lm, "the ")] == ["the"] and first.text.startswith(" ")
+    assert "the" + "".join(token.text for token in (first, *others)) == "the " + lm.generate("the ", **options)
+    possible = {c.id for c in first.candidates if c.drawn_from > 0}
+    assert possible <= {i for t, i in lm.tokenizer.get_vocab().items() if t.startswith("Ġ")} and len(possible) > 1
+    assert any(c.drawn_from > 0 and not c.name.startswith(" ") for token in others for c in token.candidates)

@@ -222,3 +222,23 @@ def test_no_width_makes_the_page_scroll_sideways(page, driver, width, n):
     assert page.js("return [innerWidth, document.documentElement.scrollWidth <= innerWidth]") == [width, True]
     wide = "[...document.querySelectorAll('section, #text')].filter((e) => e.scrollWidth > e.clientWidth)"
     assert page.js(f"return {wide}") == []
+
+
+def test_a_thumbnail_of_many_tokens_loses_no_leak(page):
+    maps = torch.eye(100).expand(1, 1, 100, 100).clone()
+    maps[0, 0, 40, 81] = 2**-20
+    pixels = page(maps=maps, tokens=["t"] * 100, after=[[]] * 100).pixels("button canvas")
+    assert np.argwhere((pixels == [255, 0, 80]).all(-1)).tolist() == [[40 * 48 // 100, 81 * 48 // 100]]
+
+
+def test_everything_can_be_reached_by_keyboard(page):
+    page = page()
+    keys = ("ARROW_DOWN", "ARROW_DOWN", "ARROW_RIGHT", "ARROW_LEFT")
+    page.press("TAB", "TAB", "TAB", *keys)  # past the selects, among the heads
+    assert page.texts(".name") == ["L1H0"] * 2
+    page.press("TAB", "ARROW_UP", "ARROW_LEFT", "ARROW_LEFT")
+    assert page.texts("output") == ["3↵→x attends to 2( with weight 0.625"] * 2 and page.weights() == shown(L1H0[3])
+    page.press("TAB", "ARROW_LEFT", "ARROW_RIGHT", "ARROW_RIGHT")  # from the token of the cell
+    assert page.texts("code.query") == ["3↵→x"] * 3 and page.weights() == shown(L1H0[3])
+    page.press("ENTER", "HOME", "ARROW_LEFT")
+    assert page.weights() == shown(L1H0[3]) and page.texts("output") == ["3↵→x attends to 0def with weight 0.125"] * 2

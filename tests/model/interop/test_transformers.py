@@ -230,3 +230,9 @@ def test_a_folder_that_tril_cannot_express_or_read_is_refused(copy_of, name, cha
     else:
         rewrite(folder, change)
     refused(folder, message)
+
+
+def test_a_head_equal_to_the_embedding_is_tied(copy_of):
+    folder = copy_of("SmolLM")
+    rewrite(folder, lambda w: w.update({UNTIED[0]: w[UNTIED[1]].clone()}))
+    assert read_hf(folder).config.tie_embeddings

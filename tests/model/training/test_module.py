@@ -81,3 +81,22 @@ def test_more_models_are_compiled_than_the_recompile_limit_allows(graphs):
         for dim in (16, 24, 32):
             module(compile=True, dim=dim, n_layers=1).train().losses(batches(1)[0])
     assert len(graphs) == 3
+
+
+def test_validation_keeps_the_losses_of_all_processes_in_the_order_of_the_text(monkeypatch):
+    """Two processes alternate; a window that is all IGNORE fills up a batch."""
+    lm, other = module(), module()
+    [(inputs, targets)] = batches(1, share=0.4)
+    targets[3] = IGNORE
+    for process, rows in ((lm, [0, 2]), (other, [1, 3])):
+        process._trainer = SimpleNamespace(num_val_batches=[2], logged_metrics={})
+        with torch.no_grad():
+            process.validation_step((inputs[rows], targets[rows]), 0)
+    other_rows = other._val
+    monkeypatch.setattr(lm, "log_dict", lambda *args, **kwargs: None)
+    monkeypatch.setattr(lm, "all_gather", lambda rows: torch.stack([rows, other_rows]))
+    lm.on_validation_epoch_end()
+    every, counts = lm.model.nll(inputs, targets).detach(), targets != IGNORE  # (4, T)
+    expected = torch.stack([(every * counts).sum(1), counts.sum(1)])[:, :3]
+    torch.testing.assert_close(lm.val_windows, expected.double(), rtol=1e-5, atol=0)
+    torch.testing.assert_close(lm.val_nll, every[counts])

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tests.conftest import NANO_PARTS, assert_close
+from tril.data.settings import canonical
 from tril.model.gpt import GPT, GPTConfig
 from tril.model.training import optim
 from tril.model.training.optim import MuonAdamW, build_optimizer, param_groups
@@ -140,3 +141,11 @@ def test_the_factor_is_that_of_the_formula(kind, total, warmup, floor, share):
         expected = formula(kind, step, total, warmup, floor, share)
         assert lr_factor(step, total, config) == pytest.approx(expected, abs=1e-12), step
         assert expected > 0 or step >= total, "no step of the run is wasted"
+
+
+def test_a_setting_without_effect_is_at_its_default_in_the_canonical_form():
+    """Muon's have no effect on AdamW."""
+    changes = {"muon_lr": 0.1, "muon_weight_decay": 0.1, "momentum": 0.1, "nesterov": False, "ns_steps": 1}
+    for name, value in (changes | {"adjust_lr": "match_rms_adamw"}).items():
+        assert canonical(OptimConfig(kind="adamw", **{name: value})) == OptimConfig(kind="adamw")
+        assert canonical(OptimConfig(**{name: value})) == OptimConfig(**{name: value}) != OptimConfig()
