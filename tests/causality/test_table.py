@@ -90,8 +90,8 @@ def test_a_gradient_shows_what_a_loss_takes_from_a_later_input():
         assert [result.check for result in report.failures] == checks
 
 
-@pytest.mark.parametrize(("distance", "checks"), [(-1, []), (0, ["shift"])])
-def test_given_batches_whose_targets_are_not_shifted_are_found(distance, checks):
+@pytest.mark.parametrize(("distance", "checks"), [(-1, []), (0, ["shift"]), (3, ["shift"])])
+def test_targets_among_the_inputs_of_given_batches_are_found(distance, checks):
     model, x = Gated(lambda ids: 0 * ids), torch.randint(SIZE, (2, T), generator=torch.Generator().manual_seed(0))
     losses = lambda x, y: nn.functional.cross_entropy(model(x).mT, y, reduction="none")  # noqa: E731
     report = certify_loss(losses, [(x, x.roll(distance, 1))], model=model, vocab_size=SIZE)
