@@ -291,7 +291,8 @@ class MultiHeadAttention(nn.Module):
             v = v + value_bias.unflatten(-1, (self.n_kv_heads, self.v_head_dim)).transpose(1, 2).type_as(v)
         q, k = self.q_norm(q), self.k_norm(k)
         if rope is not None:
-            q, k = rotate(q, *(table[..., -q.shape[2] :, :] for table in rope)), rotate(k, *rope)
+            k = rotate(k, *rope)
+            q = rotate(q, *((table[..., -1:, :] for table in rope) if last_only else rope))
         if self.offset_keys is not None:
             k = self.offset_keys.shift(k, cache)
         if cache is not None:

@@ -38,11 +38,13 @@ class KVCache:
 
         self.keys = tensors(capacity + 1, head_dim)  # (B, G, S + 1, D); `OffsetKeys` also writes the next position
         self.values = tensors(capacity, head_dim if v_head_dim is None else v_head_dim)  # (B, G, S, D_v)
+        self.columns = torch.arange(capacity + 1, device=device)  # made once: a step would make it in every layer
         self.capacity, self.length = capacity, 0
 
     def layer(self, index: int, position: Tensor | None = None) -> "LayerCache":
         """The cache of one layer, which writes at `position` (1,) int64, or at `length` by default."""
-        return LayerCache(self.keys[index], self.values[index], self.length if position is None else position)
+        start = self.length if position is None else position
+        return LayerCache(self.keys[index], self.values[index], self.columns, start)
 
     def advance(self, n_positions: int) -> None:
         self.length += n_positions
@@ -52,13 +54,15 @@ class LayerCache:
     """One layer's keys and values: what `MultiHeadAttention.forward` takes as `cache`.
 
     Attributes:
+        columns: 0, 1, ..., S.
         start: position of the first new key. An int: `update` returns the positions up to the last new one. A tensor
             (1,): `update` returns all S positions, so that no shape depends on the position, as torch.compile needs;
             a mask hides those that are not written yet.
     """
 
-    def __init__(self, keys: Tensor, values: Tensor, start: int | Tensor):
-        self.keys, self.values, self.start = keys, values, start  # (B, G, S + 1, D) and (B, G, S, D_v)
+    def __init__(self, keys: Tensor, values: Tensor, columns: Tensor, start: int | Tensor):
+        self.keys, self.values = keys, values  # (B, G, S + 1, D) and (B, G, S, D_v)
+        self.columns, self.start = columns, start
 
     def key_at_start(self) -> Tensor:
         """What is written at `start` so far, (B, G, 1, D): zeros, or what `OffsetKeys` left there for this key."""
@@ -87,4 +91,6 @@ class LayerCache:
 
     def _positions(self, n: int) -> Tensor:
         """`start` and the positions after it, (n,)."""
-        return self.start + torch.arange(n, device=self.keys.device)
+        if isinstance(self.start, Tensor):
+            return self.start + self.columns[:n]
+        return self.columns[self.start : self.start + n]
