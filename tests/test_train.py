@@ -6,6 +6,7 @@ python -m pytest -n0 tests/test_train.py
 import io
 import json
 import re
+import shutil
 import sys
 import warnings
 from types import SimpleNamespace
@@ -20,13 +21,15 @@ from PIL import Image
 from tests.contract.harness import BARE, TINY, interrupted, merged, metrics, run, summary
 from tril.data.cache import PROGRESS
 from tril.data.sources.files import Files
-from tril.model import load
+from tril.model import backends, load
 from tril.model.checkpoint import code_sha256, read_state
 from tril.model.runs import SWEEP, Run, find_checkpoint
+from tril.model.training.hardware import compile_error
 from tril.model.training.summary import plot_losses
 from tril.scripts.cli.errors import UserError
 from tril.train import train
 
+BF16 = 0.002  # nats between bf16 and float32 after 30 steps
 QUICK = ("data.tokenizer.kind=byte", "~callbacks.heads", "~callbacks.causality")
 
 
@@ -131,6 +134,25 @@ def test_an_early_stop_says_why_keeps_the_best_and_ends_the_run_until_more_patie
     assert summary(folder)["steps"] > last  # from the last checkpoint, not the best
 
 
+def test_a_folder_with_a_run_is_no_folder_of_a_new_one(trained, tmp_path):
+    shutil.copytree(trained, tmp_path / "run")
+    (tmp_path / "killed").mkdir()
+    (tmp_path / "killed" / "config.yaml").touch()  # before its first checkpoint
+    for name in ("run", "killed", ""):
+        run("train", *BARE, f"hydra.run.dir={name}", cwd=tmp_path).refused("hydra.run.dir", name)
+
+
+def test_given_settings_replace_those_of_the_checkpoint_and_relative_paths_are_kept(text, tmp_path):
+    steps = ("trainer.max_steps=2", "trainer.val_check_interval=2", "hydra.run.dir=run")
+    run("train", *BARE, *steps, f"data.path={text.name}", cwd=tmp_path).succeeded()
+    (tmp_path / "elsewhere").mkdir()
+    before = state(tmp_path / "run")["tril"]["settings"]
+    words = ("resume=../run", "trainer.max_steps=1e1", "optim.lr=0.25", f"data.cache_dir={tmp_path / 'cache'}")
+    run("train", *words, cwd=tmp_path / "elsewhere").succeeded()
+    changes = {"trainer.max_steps": 10, "optim.lr": 0.25, "data.cache_dir": str(tmp_path / "cache")}
+    assert state(tmp_path / "run")["tril"]["settings"] == before | changes
+
+
 TRACKERS = ("logger=wandb", "logger.wandb.log_model=true", "~callbacks.causality")
 
 
@@ -203,3 +225,33 @@ def test_the_legend_of_the_loss_covers_no_curve(tmp_path, monkeypatch):
     [figure] = drawn
     figure.draw_without_rendering()
     assert not figure.legends[0].get_window_extent().overlaps(figure.axes[0].get_tightbbox())
+
+
+@pytest.fixture
+def losses_of(train_tiny, monkeypatch):
+    """A function: the losses of all 30 steps of a run, and of its validations."""
+
+    def losses_of(backend, precision, compile=False, block=256):
+        monkeypatch.setattr(backends, "QUERY_BLOCK", block)
+        steps = ("trainer.max_steps=30", "trainer.val_check_interval=30", "optim.lr_scale=0.2", "~callbacks.samples")
+        path = (f"model.backend={backend}", f"trainer.precision={precision}", f"compile={compile}")
+        folder = train_tiny(*QUICK, *steps, *path, folder=f"{backend} {precision} {compile}").folder
+        return [*metrics(folder, "train/loss").values(), *metrics(folder, "val/loss").values()]
+
+    return losses_of
+
+
+def test_bf16_has_the_losses_of_float32_also_in_blocks_of_queries(losses_of):
+    expected = losses_of("explicit", "32-true")
+    for backend, block in (("fused", 256), ("explicit", 5)):
+        losses = losses_of(backend, "bf16-mixed", block=block)
+        assert losses == pytest.approx(expected, abs=BF16) and losses != pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("c++") is None, reason="torch compiles for a CPU with a C++ compiler")
+def test_machine_code_has_the_losses_of_float32(losses_of):
+    """Forward and backward of a block, compiled by torch (15 s)."""
+    torch._dynamo.reset()
+    assert compile_error("cpu") is None
+    assert losses_of("fused", "bf16-mixed", "regional") == pytest.approx(losses_of("explicit", "32-true"), abs=BF16)

@@ -125,9 +125,3 @@ def test_windows_double_in_length_at_fractions_of_the_steps(make_data, context_l
     assert [data.length_at(step) for step in range(20)] == [each for each in lengths for _ in range(2)]
     shapes = {name: next(iter(part))[0].shape for name, part in data.windows_of(torch.arange(600)).items()}
     assert {shape[1] for shape in shapes.values()} == {*lengths} and shapes["val"] == (100, context_length)
-
-
-def test_a_batch_may_have_more_windows_than_the_text(make_data):
-    data = make_data(batch_size=100)
-    for windows in (data.train_dataloader(), data.windows_of(torch.arange(18))["train"]):
-        assert windows.n_windows < 100 and len(next(iter(windows))[0]) == 100

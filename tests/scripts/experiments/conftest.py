@@ -31,6 +31,7 @@ def processes(monkeypatch):
 
 
 @pytest.fixture
-def here(text):
-    """A folder with text.txt."""
+def here(text, monkeypatch):
+    """A folder with text.txt. The pictures of its reports, which take seconds, are not drawn."""
+    monkeypatch.setattr("tril.scripts.experiments.report.draw", lambda *_: {})
     return text.parent

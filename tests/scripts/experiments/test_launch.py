@@ -1,13 +1,21 @@
-"""`train.py -m` around its runs: what it rejects, lists and writes. The runs themselves are not trained here."""
+"""`train.py -m` around its runs, which do nothing here: what it rejects, lists and writes; and the process of a run."""
 
+import json
+import os
 import re
 import signal
+import subprocess
+import sys
+import threading
+import time
 
 import pytest
+from filelock import FileLock
 
 from tests.contract.harness import BARE, merged, run, summary
 from tests.scripts.experiments.synthetic import command, launches_of
 from tril.scripts.experiments.grid import folder_name
+from tril.scripts.experiments.launch import train
 
 OUTCOMES = {  # multiplier of the rate -> how the run ends
     "3": (128 + signal.SIGTERM, "stopped by SIGTERM at step 3"),
@@ -16,16 +24,16 @@ OUTCOMES = {  # multiplier of the rate -> how the run ends
 }
 
 
-@pytest.fixture(autouse=True)
-def trained(processes, monkeypatch):
-    """Each run finishes with the loss of its heads, unless its rate has another outcome. No picture is drawn."""
-    monkeypatch.setattr("tril.scripts.experiments.report.draw", lambda *_: {})
+@pytest.fixture
+def here(here, processes):
+    """A folder with text.txt. Each run finishes with the loss of its heads, unless its rate has another outcome."""
 
     def outcome(settings):
         finished = {"loss": float(settings.get("model.n_heads", 2)), "seconds": 61.0}
         return OUTCOMES.get(settings.get("optim.lr_scale"), finished)
 
-    return processes(outcome)
+    processes(outcome)
+    return here
 
 
 @pytest.mark.parametrize(
@@ -70,12 +78,11 @@ def test_a_grid_lists_its_runs_and_compares(here):
     }
 
 
-def test_more_seeds_and_values_are_launches_of_the_same_folder(here, trained):
-    for values, seeds, new in (("1,2", "0,1", 4), ("1,2", "1,2", 2), ("2,4", "1", 1), ("1,2", "2", 0)):
-        before = len(trained.started)
-        command(here, f"model.n_heads={values}", f"seed={seeds}").succeeded()
-        assert len(trained.started) - before == new
-    assert [each["seeds"] for each in launches_of(here)] == [[0, 1], [2], []]
+def test_more_seeds_and_values_are_launches_of_the_same_folder(here):
+    for values, seeds, new in (("1,2", "0", 2), ("1,2", "0,1", 2), ("2,4", "1", 1), ("1,2", "1", 0)):
+        done = command(here, f"model.n_heads={values}", f"seed={seeds}").succeeded()
+        assert len(re.findall("(?m)^start ", done.stdout)) == new
+    assert [each["seeds"] for each in launches_of(here)] == [[0], [1], []]
     done = command(here, "model.n_heads=1,2", "model.dim=64", f"hydra.sweep.dir={next(here.glob('multirun/*'))}")
     assert done.returncode == 2 and "multirun/" in done.stderr  # other settings
 
@@ -117,3 +124,61 @@ def test_ctrl_c_ends_a_grid_and_says_how_to_continue(here, processes):
     done = command(here, "seed=0,1")
     assert done.returncode == 130 and "Traceback" not in done.stderr
     assert "start the same command again to continue" in done.stdout.splitlines()[-1]
+
+
+# --- the process of a run
+
+PARENT = """
+import sys
+from pathlib import Path
+from tril.scripts.experiments.launch import spawn
+code = "import os, time; print(os.getpid(), flush=True); time.sleep(300)"
+spawn([sys.executable, "-c", code], Path("log.txt"))
+"""
+
+
+def test_sigterm_ends_a_run_with_its_sweep(tmp_path):
+    log = tmp_path / "log.txt"
+    with subprocess.Popen([sys.executable, "-c", PARENT], cwd=tmp_path, stdout=subprocess.PIPE, text=True) as parent:
+        while not log.is_file() or not log.read_text().endswith("\n"):
+            assert parent.poll() is None
+            time.sleep(0.01)
+        parent.send_signal(signal.SIGTERM)
+        assert "start the same command again to continue" in parent.communicate(timeout=30)[0]
+    assert parent.returncode == 128 + signal.SIGTERM
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(log.read_text()), 0)
+
+
+def test_a_run_of_another_process_is_waited_for_and_not_trained_again(tmp_path, processes, capsys):
+    started, folder = processes(lambda _: {"loss": 9.0}).started, tmp_path / "run"
+    folder.mkdir()
+    waiting = threading.Thread(target=train, args=(folder, []))
+    with FileLock(tmp_path / ".run.lock"):
+        waiting.start()
+        waiting.join(timeout=0.3)
+        assert waiting.is_alive() and started == []
+        (folder / "summary.json").write_text('{"final_val_loss": 1.5, "final_val_bpb": 0.5, "seconds": 61.0}')
+    waiting.join()
+    assert started == []
+    assert re.match("done .*1.5000", capsys.readouterr().out)
+
+
+def test_a_run_is_started_as_a_module_and_resumed_from_its_checkpoint(tmp_path, processes):
+    commands, folder, last = processes(lambda _: (143, "")).commands, tmp_path / "a,b=1", "checkpoints/last.ckpt"
+    words = ["model.dim=8", "logger=wandb"]
+    train(folder, words)
+    assert commands == [[sys.executable, "-P", "-m", "tril.train", *words, f"hydra.run.dir={folder}"]]
+    (folder / last).parent.mkdir()
+    (folder / last).touch()
+    train(folder, words)
+    assert commands[1][3:] == ["tril.train", f"resume={folder}", "logger=wandb"]
+    (folder / last).unlink()
+    train(folder, words)  # without a checkpoint, nothing of it is of use
+    assert commands[2] == commands[0] and not (folder / last).parent.exists()
+
+
+def test_the_module_is_started_and_its_last_line_says_why_a_run_failed(tmp_path):
+    train(tmp_path / "a", ["model.n_layers=0"])
+    failure = json.loads((tmp_path / "a" / "failed.json").read_text())
+    assert failure["status"] == 2 and "model.n_layers=0" in failure["message"]

@@ -13,9 +13,8 @@ COMMON = "common=" + " ".join([*TINY, "data.path=text.txt"])
 
 
 @pytest.fixture
-def judge(processes, here, monkeypatch):
+def judge(processes, here):
     """A function: sets the candidate's disadvantage, or how its runs end, and returns the result and the losses."""
-    monkeypatch.setattr("tril.scripts.experiments.report.draw", lambda *_: {})  # takes seconds
 
     def judge(by, *settings, candidate="model.n_heads=1"):
         losses = {}

@@ -75,12 +75,10 @@ def arrays(shape: tuple, **others) -> bytes:
     return file.getvalue()
 
 
-DAMAGED = [
+DAMAGED = [  # tests/model/test_runs.py has more of them, of a single run
     *((name, b"a: [") for name in ("launches.jsonl", "day/a/windows_last.npz", "day/a/config.yaml")),
     *(("day/a/windows_last.npz", arrays(shape)) for shape in ((7,), (8, 1), (10**13,))),
     *(("day/a/windows_last.npz", arrays((8,), context_length=x)) for x in (0, "32", [32, 32])),
-    *(("day/a/summary.json", json.dumps({"final_val_loss": 3.0, "final_val_bpb": x}).encode()) for x in ({}, "3")),
-    ("day/a/config.yaml", b"a: &a [1]\nb: [*a, *a]"),
     *(("launches.jsonl", json.dumps(x).encode()) for x in ([], {"runs": 3}, {"swept": [], "runs": [{"folder": [1]}]})),
 ]
 
