@@ -43,13 +43,6 @@ def test_what_gives_no_standard_error(nll, targets, mean):
     assert (found.interval().low, found.interval().high) == (None, None)
 
 
-def test_a_clustered_mean_is_that_of_the_matrices():
-    losses = np.random.default_rng(0).normal(size=12)
-    found, (variance, df) = clustered_mean(losses * SIZES, SIZES), cr2(losses, SIZES)
-    assert (found.se, found.df) == (pytest.approx(variance**0.5, rel=1e-9), pytest.approx(df, rel=1e-9))
-    assert found.mean == pytest.approx(np.average(losses, weights=SIZES))
-
-
 def test_a_document_in_several_windows_is_one_cluster():
     documents = torch.tensor([[7, 7, 7, 8], [8, 9, 10, 11], [12, 12, 13, 14], [15, 16, 17, 17], [17, 17, 17, 30]])
     targets = torch.ones(5, 4, dtype=torch.long)
