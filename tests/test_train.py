@@ -1,4 +1,4 @@
-"""Runs of train.py: their files, samples and validations, an early stop, and wandb, which writes offline.
+"""Runs of train.py: their files, samples, validations and checkpoints, an early stop, precision, and wandb, offline.
 
 python -m pytest -n0 tests/test_train.py
 """
@@ -24,6 +24,7 @@ from tril.data.sources.files import Files
 from tril.model import backends, load
 from tril.model.checkpoint import code_sha256, read_state
 from tril.model.runs import SWEEP, Run, find_checkpoint
+from tril.model.training.checkpoints import CheckpointFiles
 from tril.model.training.hardware import compile_error
 from tril.model.training.summary import plot_losses
 from tril.scripts.cli.errors import UserError
@@ -151,6 +152,35 @@ def test_given_settings_replace_those_of_the_checkpoint_and_relative_paths_are_k
     run("train", *words, cwd=tmp_path / "elsewhere").succeeded()
     changes = {"trainer.max_steps": 10, "optim.lr": 0.25, "data.cache_dir": str(tmp_path / "cache")}
     assert state(tmp_path / "run")["tril"]["settings"] == before | changes
+
+
+@pytest.fixture
+def written(monkeypatch):
+    """The step and the name of each checkpoint that a run writes."""
+    written, original = [], CheckpointFiles.save_checkpoint
+
+    def save_checkpoint(self, checkpoint, path, storage_options=None):
+        written.append((checkpoint["global_step"], path.stem))
+        original(self, checkpoint, path)
+
+    monkeypatch.setattr(CheckpointFiles, "save_checkpoint", save_checkpoint)
+    return written
+
+
+def test_a_run_writes_checkpoints_at_ends_of_steps_and_keeps_the_last_and_the_best(train_tiny, written, monkeypatch):
+    rise = lambda step, *rest: 1.0 if step < 4 else 50.0  # noqa: E731  the loss is worse from step 5 on
+    monkeypatch.setattr("tril.model.training.module.lr_factor", rise)
+    accumulated = ["trainer.accumulate_grad_batches=3", "data.batch_size=2", "checkpoint.every_minutes=null"]
+    folder = train_tiny(*QUICK, "~callbacks.samples", *accumulated, "checkpoint.every_n_steps=3").folder / "checkpoints"
+    assert written == [(3, "last"), (4, "best"), (4, "last"), (6, "last"), (8, "last")]  # the last step is validated
+    assert sorted(path.name for path in folder.iterdir()) == ["best.ckpt", "last.ckpt"]
+    [loader] = state(folder.parent)["loops"]["fit_loop"]["state_dict"].values()
+    assert loader == [{"consumed": 8 * 3 * 2}]  # a longer run goes on with the next windows
+
+
+def test_a_run_writes_checkpoints_by_time(train_tiny, written):
+    train_tiny(*QUICK, "~callbacks.samples", "checkpoint.every_minutes=1e-9", "trainer.max_steps=3")
+    assert [step for step, name in written if name == "last"] == [1, 2, 3]
 
 
 TRACKERS = ("logger=wandb", "logger.wandb.log_model=true", "~callbacks.causality")
