@@ -125,3 +125,11 @@ def test_windows_double_in_length_at_fractions_of_the_steps(make_data, context_l
     assert [data.length_at(step) for step in range(20)] == [each for each in lengths for _ in range(2)]
     shapes = {name: next(iter(part))[0].shape for name, part in data.windows_of(torch.arange(600)).items()}
     assert {shape[1] for shape in shapes.values()} == {*lengths} and shapes["val"] == (100, context_length)
+
+
+def test_the_first_validation_windows_are_those_of_the_text_in_every_process(make_data):
+    data = make_data()
+    data.trainer.global_rank, data.trainer.world_size = 1, 2
+    inputs, targets = data.first_val_windows(3)
+    tokens = data.text.tokens("val")[:49].tolist()
+    assert (inputs.flatten().tolist(), targets.flatten().tolist()) == (tokens[:-1], tokens[1:])
