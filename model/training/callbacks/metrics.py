@@ -93,7 +93,7 @@ class Metrics(Callback):
         self.hardware, self.folder, self._started = hardware, Path(folder), started
         self.run_log, self.tokens, self.val_windows = RunLog(folder), 0, dict[str, int]()
         self._seconds, self._since = 0.0, None  # of training, and when the clock was started; None: it stands still
-        self._norms: Row = {}  # of the step that was just made
+        self._norms, self._rates = Row(), Row()  # of the step that was just made
 
     @staticmethod
     def of(trainer: Trainer) -> "Metrics":
@@ -123,6 +123,7 @@ class Metrics(Callback):
         rest = iter(norms)
         groups = {name: math.hypot(*itertools.islice(rest, len(each))) for name, each in gradients.items()}
         self._norms = {"total": math.hypot(*norms)} | groups
+        self._rates = {f"lr/{group['name']}": group["lr"] for group in optimizer.param_groups}  # the schedule is next
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         if not math.isfinite(nats) or not (math.isfinite(self._norms["total"]) or scaler):
             step, norm = trainer.global_step, f"gradient norm {self._norms['total']:.4g}"
@@ -142,7 +143,7 @@ class Metrics(Callback):
         row = {"train/loss": loss, "train/tokens_per_second": tokens / seconds} | spent
         if (share := self.mfu(trainer, tokens / seconds)) is not None:
             row["train/mfu"] = share
-        row |= {f"lr/{group['name']}": group["lr"] for group in trainer.optimizers[0].param_groups}
+        row |= self._rates
         # without norms of a step that the scaler skips
         row |= {f"grad_norm/{name}": norm for name, norm in self._norms.items() if math.isfinite(norm)}
         self._write(trainer, row)

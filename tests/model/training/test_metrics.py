@@ -15,6 +15,8 @@ from tril.model.training.callbacks.metrics import Metrics, NonFiniteError
 from tril.model.training.hardware import Hardware
 from tril.model.training.module import TrainingModule
 from tril.model.training.optim import OptimConfig
+from tril.model.training.schedule import lr_factor
+from tril.model.training.settings import ScheduleConfig
 
 V, T, B, STEPS = 31, 12, 2, 8
 CPU = Hardware("cpu", "32-true", False, "a CPU", None)
@@ -71,6 +73,12 @@ def test_norms_are_those_of_the_gradient_before_clipping():
     for row in rows:
         expected = exact_norms(data[(row["step"] - 1) * accumulate :][:accumulate])
         assert {name: row[f"grad_norm/{name}"] for name in expected} == pytest.approx(expected, rel=1e-5)
+
+
+def test_learning_rates_are_those_of_the_step_of_their_row():
+    for row in fit(new_module()).rows("train/loss"):
+        factor = lr_factor(row["step"] - 1, STEPS, ScheduleConfig())  # which counts from 0
+        assert row["lr/muon"] == pytest.approx(1e-30 * OptimConfig().muon_lr * factor, rel=1e-9, abs=0)
 
 
 def test_a_step_whose_loss_alone_is_not_finite_is_not_made():
