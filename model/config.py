@@ -102,7 +102,7 @@ class GPTConfig:
         middle_ratio = (self.mlp_size + 0.5) * self._mlp_matrices / (2 * self.dim)
         changes = {"mlp_ratio": 4.0 if self.mlp == "none" else middle_ratio, "mlp_hidden": None}
         changes["key_offset"] = self.key_offset and self.head_size >= 4  # a half of whole pairs
-        if self.n_heads == 0 and self.pos != "learned":
+        if self.n_heads == 0 and self.pos in ("rope", "alibi"):  # these act in attention only
             changes["pos"] = "none"
         equals_none = {
             "n_kv_heads": self.n_kv_heads == self.n_heads,

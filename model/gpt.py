@@ -201,7 +201,8 @@ class GPT(nn.Module):
         if head_gate is not None and (head_gate.shape[:1] != (len(self.blocks),) or self.config.n_heads == 0):
             shape, sizes = tuple(head_gate.shape), f"{len(self.blocks)} layers of {self.config.n_heads} heads"
             raise ValueError(f"head_gate of shape {shape} must be (L, H) or (L, B, H) for {sizes}")
-        x = self.embd_dropout(self.pos_embed.embed(self.embed(ids), positions))  # (B, T, C)
+        x = self.embed(ids)  # (B, T, C)
+        x = self.embd_dropout(self.pos_embed.embed(x, positions).type_as(x))
         rope = self.pos_embed.rotation(positions)
         bias = self.pos_embed.bias(ids.shape[1], n_keys, start=cache_position)  # (H, T, S)
         if self.config.checkpoint_activations and torch.is_grad_enabled():  # the backward pass computes blocks again

@@ -34,7 +34,8 @@ class Positions(nn.Module):
         return self
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Adds to the embeddings of tokens, (B, T, C) at positions (T,) or (B, T)."""
+        """Adds to the embeddings of tokens, (B, T, C) at positions (T,) or (B, T). The model casts the sum to their
+        dtype."""
         return x
 
     def rotation(self, positions: Tensor) -> tuple[Tensor, Tensor] | None:

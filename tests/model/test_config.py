@@ -3,13 +3,15 @@
 import dataclasses
 import random
 import re
+from typing import Literal
 
 import pytest
 import torch
 from pydantic import ValidationError
+from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from tests.conftest import MODEL_CHOICES, NANO_PARTS, randomize
-from tril.data.settings import explain
+from tril.data.settings import explain, strict_settings
 from tril.model.attention import BACKENDS
 from tril.model.config import GPTConfig
 from tril.model.gpt import GPT, check_memory
@@ -82,6 +84,17 @@ def test_canonical_forms_are_equal_exactly_where_models_are_equal():
     assert n_configs > 90 and len(models) < 0.9 * n_configs  # many configurations of the same model
     assert all(len(found) == 1 for found in models.values())
     assert len(set.union(*models.values())) == len(models)
+
+
+def test_a_position_scheme_of_ones_own_is_kept_without_heads():
+    """It may add to the embeddings; only of "rope" and "alibi" is it known that they act in attention alone."""
+
+    @pydantic_dataclass(frozen=True, config=strict_settings("model"))
+    class WithScheme(GPTConfig):
+        pos: Literal["rope", "sinusoidal", "none"] = "rope"
+
+    kept, without = (WithScheme(50, n_heads=0, pos=pos).canonical() for pos in ("sinusoidal", "rope"))
+    assert kept.pos == "sinusoidal" and kept != without
 
 
 def test_the_choices_are_the_rows_of_the_tables():

@@ -15,6 +15,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from tests.conftest import BACKENDS, MODEL_CHOICES, NANO_PARTS, assert_close, tiny_gpt
 from tril.model.gpt import GPT, IGNORE, GPTConfig
 from tril.model.masks import document_options
+from tril.model.positions import POSITIONS, Positions
 
 B, T, V, H, L = 2, 9, 31, 4, 2  # V, H and L are those of tiny_gpt
 PARTS = {name: st.sampled_from(values) for name, values in MODEL_CHOICES.items() if name not in ("backend", "mlp")}
@@ -52,6 +53,15 @@ def test_decoding_in_chunks_and_packed_documents_equal_one_full_pass(parts, chun
     assert_close(model(ids, **document_options(ids, 0))[:, 3:], model(ids[:, 3:]))
     with pytest.raises(ValueError, match="positions exceed context_length=16"):
         model(torch.zeros(B, 17, dtype=torch.long))
+
+
+def test_a_position_table_in_float32_leaves_the_embeddings_in_bf16(monkeypatch):
+    class Table(Positions):
+        def embed(self, x, positions):
+            return x + torch.ones(len(positions), x.shape[-1])  # float32, as the tables of Positions
+
+    monkeypatch.setitem(POSITIONS, "none", Table)
+    assert tiny_gpt(pos="none").bfloat16()(torch.zeros(B, T, dtype=torch.long)).dtype == torch.bfloat16
 
 
 def test_nll_is_the_negative_log_softmax_at_the_target():
