@@ -10,9 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from pydantic import ValidationError
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from tril.data.settings import build, explain
 from tril.data.tokenizer import check_ids, encode_prompt, load_tokenizer, n_ids, unknown_id
 from tril.model.generation.config import SamplingConfig
 from tril.model.generation.generate import generate_ids
@@ -150,7 +152,10 @@ class LanguageModel:
         """
         names = ("use_cache", "head_gate", "compile", "observe")
         of_ids = {name: options.pop(name) for name in names if name in options}
-        sampling = SamplingConfig(**options)
+        try:
+            sampling = build(SamplingConfig, options)
+        except ValidationError as error:
+            raise ValueError(explain(error)) from None
         if sampling.repetition_penalty is None:
             sampling = replace(sampling, repetition_penalty=self.penalty)
         if not prompts:
