@@ -51,7 +51,12 @@ class SampleConfig(SamplingConfig):
     """What `sample` continues, and with which model."""
 
     ckpt: str = CKPT
-    prompt: str = setting("", r"text to continue; \n is a line end, \\ a backslash; empty: a new text", escapes=True)
+    prompt: str = setting(
+        "",
+        r"text to continue; \n is a line end, \\ a backslash; empty: a new text",
+        needs="prompt_file=null",
+        escapes=True,
+    )
     prompt_file: str | None = setting(None, "a file with the prompt, taken as it is; -: standard input; null: prompt")
     n: int = setting(1, "samples per prompt; one is printed while it is generated, several as a batch", ge=1, le=10_000)
     remove_heads: Annotated[tuple[Text, ...], Field(min_length=1), AS_TUPLE] | None = setting(

@@ -196,7 +196,7 @@ def parse(name: str, arguments: Sequence[str], *, is_grid: bool = False) -> tupl
     for argument in arguments:
         key, _, text = argument.partition("=")
         try:
-            if argument.startswith("-"):
+            if argument.startswith("-") or not key.strip("+~"):
                 raise HydraException
             words.append(argument if is_grid else quoted_argument(argument, fields.get(key.lstrip("+"))))
             [override] = OverridesParser.create().parse_overrides([words[-1]])

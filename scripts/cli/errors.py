@@ -93,7 +93,7 @@ def unreadable(argument: str, settings: Collection[str]) -> str:
     if argument.startswith("-"):
         name = key.lstrip("-").replace("-", "_")
         return f"{argument}: settings have no dashes; write {name}={value or 'VALUE'}"
-    if equals:
+    if equals and key.strip("+~"):
         return f"cannot read {argument!r}; put quotes within quotes, \"{key}='...'\""
     remedy = f"; to train on a file, write data.path={key}" if key not in settings and Path(key).suffix else ""
     return f"cannot read {argument!r}; settings are written key=value, and a recipe is experiment=NAME{remedy}"

@@ -35,7 +35,7 @@ def expand(words: Sequence[str]) -> list[Arguments]:
         words: in Hydra's grammar, such as "model.n_heads=1,2" or "seed=range(0,3)".
 
     Raises:
-        UserError: a value is repeated.
+        UserError: a value is repeated, or a key has none.
     """
     parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
     choices = []
@@ -44,6 +44,8 @@ def expand(words: Sequence[str]) -> list[Arguments]:
         if each.is_sweep_override():
             texts = [f"{each.get_key_element()}={value}" for value in each.sweep_string_iterator()]
         choices.append([argument_of(value) for value in parser.parse_overrides(texts)])
+        if not texts:
+            raise UserError(f"{each.input_line} has no values; give at least one, as in {each.get_key_element()}=0,1")
         if repeated := [text for text, n in Counter(choices[-1]).items() if n > 1]:
             raise UserError(f"{each.input_line} has {repeated[0]} twice, which gives the same run; leave one out")
     return list(itertools.product(*choices))
