@@ -208,7 +208,7 @@ def encode_prompt(tokenizer: Tokenizer, prompt: str) -> list[int]:
     try:
         prompt.encode()
     except UnicodeEncodeError as error:  # the tokenizer would raise TypeError
-        raise ValueError("the prompt has bytes that are not UTF-8; convert it to UTF-8") from error
+        raise ValueError("the prompt has bytes that are not UTF-8 (surrogates); convert it to UTF-8") from error
     encoding, unknown = tokenizer.encode(prompt, add_special_tokens=False), unknown_id(tokenizer)
     spans = zip(encoding.ids, encoding.offsets, strict=True)
     if missing := sorted({prompt[start:end] for i, (start, end) in spans if i == unknown}):

@@ -53,7 +53,9 @@ class CertifyCommand:
         False, "test the compiled model too; not with hf or call (on a CPU: one more minute, and a C++ compiler)"
     )
     budget_seconds: float = setting(
-        5.0, "time of the certificate; the checks at the full context always run, and further ones until it is over"
+        5.0,
+        "time of the certificate; the checks at the full context always run, and further ones until it is over",
+        ge=0,
     )
     device: str = setting("auto", "auto | cpu | cuda | mps")
     out: str | None = setting(

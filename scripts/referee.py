@@ -52,7 +52,11 @@ def main(own: RefereeCommand, composed: Composed) -> None:
 
     began, per_seed, status, diverged = time.monotonic(), 0.0, report.UNDECIDED, False
     with user_errors():
-        arms = [arm(shlex.split(f"{own.common} {text}")) for text in (own.baseline, own.candidate)]
+        try:
+            words = [shlex.split(f"{own.common} {text}") for text in (own.baseline, own.candidate)]
+        except ValueError as error:
+            raise ValueError(f"{error} in common, baseline or candidate; quotes come in pairs") from error
+        arms = [arm(each) for each in words]
         if {*arms[0]} == {*arms[1]}:
             raise ValueError("candidate and baseline have the same settings; set what the candidate changes")
         for n in range(FIRST_SEEDS, own.max_seeds + 1):

@@ -122,5 +122,9 @@ def check_writable(folder: Path, key: str) -> None:
 def writable(folder: str | Path, key: str) -> Path:
     """Creates the folder that the setting `key` chooses, before anything is computed for it; see `check_writable`."""
     check_writable(folder := Path(folder), key)
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:  # root may write everywhere, except in /proc
+        cause = f"cannot write to {folder} ({error.strerror})"
+        raise OSError(f"{cause}; choose another folder with {key}=FOLDER") from error
     return folder

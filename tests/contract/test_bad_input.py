@@ -131,6 +131,7 @@ REFUSED = [
     ("train data.tokenizer.kind=file", "data.tokenizer.path", "tokenizer.json"),
     # runs and models
     ("train hydra.run.dir={files}/text.txt/run", "text.txt", "hydra.run.dir"),
+    ("train hydra.run.dir=/proc/run", "/proc/run", "hydra.run.dir"),
     ("train resume={files}/folder", "folder", "last.ckpt"),
     ("train resume={run} model=small", "model=small", "resume"),
     ("train resume={run} hydra.run.dir=more", "hydra.run.dir=more", "resume"),
@@ -165,6 +166,7 @@ REFUSED = [
     ("certify call=os:sep vocab_size=3 context_length=4", "os:sep", "callable"),
     ("certify call=os:sep context_length=4 vocab_size=" + "9" * 30, "vocab_size", str(2**31)),
     ("certify call=not_there:f vocab_size=3 context_length=4", "not_there:f", ""),
+    ("certify model=nano budget_seconds=-1", "budget_seconds=-1", "0"),
     ("certify hf={files}/text.txt", "text.txt", ""),
     ("certify", "ckpt=latest", "model=nano"),
     ("certify model.pos=learned model.rope_base=5", "model.rope_base=5", "model.pos=rope"),
@@ -176,7 +178,7 @@ REFUSED = [
     ("referee margin=1", "candidate", "baseline"),
     ("referee candidate=causality.allow_leak=true", "causality.allow_leak", ""),
     ("referee candidate=seed=1", "seed=1", ""),
-    ('referee "candidate=\'model.dim="', "quotation", ""),
+    ('referee "candidate=\'model.dim="', "quotation", "candidate"),
 ]
 
 
