@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-COMPUTED = "attention.md"  # its examples are tested with their output: tests/model/test_attention_page.py
+COMPUTED = "attention.md"  # its examples are tested with their output
 EDITED = "add_your_own.md"
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`((?:python|tril \w+|pip) (?:(?!\.\.\.)[^`\n])*)`")  # `tril heads` is a name

@@ -4,9 +4,11 @@ The Python examples run as they are, but for the size of models. The tests of RE
 other pages slow ones.
 """
 
+import contextlib
 import dataclasses
 import functools
 import importlib.util
+import io
 import json
 import re
 import shutil
@@ -15,6 +17,7 @@ import tomllib
 from typing import get_args, get_type_hints
 
 import pytest
+import torch
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 import tril.model
@@ -37,6 +40,10 @@ WITH_EXAMPLES = [page for page in PAGES if page.name not in (COMPUTED, EDITED) a
 LINK = re.compile(r"\]\((?!https?:)([^)#\s{}]*)(?:#([^)\s]+))?\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 TOUR = ROOT / "docs" / "tour.ipynb"
+ATTENTION = (ROOT / "docs" / COMPUTED).read_text(encoding="utf-8")
+DECIMAL = re.compile(r"-?\d+\.\d+")
+EXAMPLE = re.compile(r"^```python\n(.*?)^```$(?:\n\n```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL)
+STEP = re.compile(r"^(?:\|[^|\n]+){3}\| `([^`]+)` \|$", re.MULTILINE)  # the fourth column of a table, "code"
 MODEL = "import functools, torch\n\nLSTM = functools.partial(torch.nn.Embedding, 65, 65)\n"  # quick to certify
 
 
@@ -178,3 +185,27 @@ def test_the_page_edits_the_mask_of_every_second_position(monkeypatch):
     monkeypatch.setattr(masks, "visible_from_positions", names["edited"])
     assert causal_mask(1, 5).tolist() == [[True, False, True, False, True]]
     assert_causal(GPT(GPTConfig(31, 12, n_layers=2, dim=32, n_heads=4)), budget_seconds=1.0)
+
+
+def test_each_example_of_the_page_on_attention_prints_the_text_below_it():
+    names: dict[str, object] = {}
+    torch.manual_seed(0)
+    try:
+        for code, written in EXAMPLE.findall(ATTENTION):
+            with contextlib.redirect_stdout(io.StringIO()) as output:
+                exec(code, names)
+            printed = output.getvalue()
+            assert DECIMAL.sub("#", written) == DECIMAL.sub("#", printed)
+            numbers = [[float(number) for number in DECIMAL.findall(text)] for text in (written, printed)]
+            assert numbers[0] == pytest.approx(
+                numbers[1], rel=0, abs=1.5e-4
+            )  # another CPU may round a digit differently
+    finally:
+        torch.set_printoptions(profile="default")  # the page sets them
+
+
+def test_the_code_that_the_page_on_attention_quotes_exists():
+    code, steps = (ROOT / "model" / "attention.py").read_text(encoding="utf-8"), STEP.findall(ATTENTION)
+    assert len(steps) == 12
+    for step in steps:
+        assert code.count(f"{step}\n") + code.count(f"{step}  #") == 1, step
