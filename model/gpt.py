@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Self
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -19,9 +18,9 @@ from tril.model.config import GPTConfig
 from tril.model.initialization import SkipInit, init_weights
 from tril.model.kv_cache import KVCache
 from tril.model.layers import MLP, make_norm
+from tril.model.loss import cross_entropy
 from tril.model.positions import POSITIONS
 
-IGNORE = -100  # a target that is left out of the loss, torch's default in cross_entropy
 RECOMPILE_LIMIT = 256  # of one function; torch's own 8 is meant to find functions that recompile by mistake
 
 
@@ -240,10 +239,8 @@ class GPT(nn.Module):
         Args:
             **options: mask, positions, head_gate and run_block of `hidden`.
         """
-        hidden = self.hidden(ids, **options)  # (B, T, C)
-        logits = self.logits(hidden).float()  # (B, T, V); bf16 would round the loss to 3 digits
-        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE, reduction="none")
-        return loss.view_as(targets)
+        logits = self.logits(self.hidden(ids, **options))  # (B, T, V)
+        return cross_entropy(logits.flatten(0, 1), targets.flatten()).view_as(targets)
 
     def new_cache(self, batch_size: int, capacity: int | None = None) -> KVCache:
         """An empty cache for this model, for `context_length` positions by default."""

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tril.model.gpt import IGNORE
+from tril.data.batches import IGNORE
 from tril.model.intervals import MIN_DOCUMENTS, ClusteredMean, block_starts, clustered_mean
 
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from tests.conftest import tiny_gpt, training_module
+from tril.data.batches import IGNORE
 from tril.model.generation import generate
 from tril.model.generation.config import SamplingConfig
-from tril.model.gpt import IGNORE
 from tril.model.training.optim import OptimConfig
 
 V, T, NEW, EOT = 31, 6, 7, 7  # the new tokens go beyond the context

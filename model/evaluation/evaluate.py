@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
+from tril.data.batches import IGNORE
 from tril.data.cache import PROGRESS
 from tril.data.prepare import PreparedText, prepare
 from tril.data.settings import unflatten
@@ -29,7 +30,6 @@ from tril.model.comparison import Comparison, compare
 from tril.model.formats import markdown_table, plural
 from tril.model.generation.generate import TOKENS_PER_BATCH, inference
 from tril.model.generation.language_model import LanguageModel
-from tril.model.gpt import IGNORE
 from tril.model.intervals import Interval, clustered_mean, mean_and_ends
 from tril.model.masks import document_options
 from tril.model.text_clusters import TextClusters

@@ -13,10 +13,11 @@ from lightning import LightningModule
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
+from tril.data.batches import IGNORE
 from tril.data.datamodule import TextDataModule
 from tril.data.settings import flatten
 from tril.model.checkpoint import Checkpoint, code_sha256
-from tril.model.gpt import GPT, IGNORE, call_block, raise_recompile_limit
+from tril.model.gpt import GPT, call_block, raise_recompile_limit
 from tril.model.masks import document_options
 from tril.model.training.hardware import GRAPHS, REGIONAL
 from tril.model.training.optim import build_optimizer, param_groups

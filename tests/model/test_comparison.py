@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from tests.oracles import SIZES, cr2, intervals, text_part
+from tril.data.batches import IGNORE
 from tril.model.comparison import BETTER, DIVERGED, EQUAL, ONE_DOCUMENT, ONE_SEED, POWER, UNCLEAR, WORSE, compare
-from tril.model.gpt import IGNORE
 from tril.model.intervals import BLOCKS, block_starts, clustered_mean, mean_interval
 from tril.model.text_clusters import TextClusters
 

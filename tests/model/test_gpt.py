@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch.autograd.graph import saved_tensors_hooks
 
 from tests.conftest import BACKENDS, MODEL_CHOICES, NANO_PARTS, assert_close, tiny_gpt
-from tril.model.gpt import GPT, IGNORE, GPTConfig
+from tril.data.batches import IGNORE
+from tril.model.gpt import GPT, GPTConfig
 from tril.model.masks import document_options
 from tril.model.positions import POSITIONS, Positions
 

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from tests.conftest import tiny_gpt
+from tril.data.batches import IGNORE
 from tril.model.comparison import UNCLEAR
-from tril.model.gpt import IGNORE
 from tril.model.heads import ablation as subject
 from tril.model.heads.ablation import head_gate
 from tril.model.heads.attention_maps import TokenWindows

@@ -8,7 +8,7 @@ from lightning import Trainer
 from torch.utils.data import DataLoader
 
 from tests.conftest import tiny_gpt, training_module
-from tril.model.gpt import IGNORE
+from tril.data.batches import IGNORE
 from tril.model.training.optim import OptimConfig
 from tril.model.training.schedule import ScheduleConfig
 
