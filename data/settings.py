@@ -177,6 +177,8 @@ def _explain_one(title: str, details) -> str:
     if details["type"] == "missing":
         return f"{name} is missing"
     limit = re.sub(r"^\w+ should", "must", details["msg"])  # "Input should be ...", "String should have ..."
+    if details["type"] == "literal_error":  # as on the command line, and not as in Python
+        limit = limit.replace("'", "").replace("True", "true").replace("False", "false")
     is_type_error = details["type"].endswith("_type")  # then quotes tell the text '8' from the number 8
     return f"{name}={typed(details['input'], quoted=is_type_error)} {limit}"
 

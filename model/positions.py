@@ -22,7 +22,7 @@ class Positions(nn.Module):
         self.config = config
 
     def make_tables(self) -> None:
-        """Registers what follows from the config, and is not in checkpoints, on torch's default device."""
+        """Registers buffers that the config determines, so checkpoints lack them, on torch's default device."""
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Moves tables to the device of the module, and keeps them in float32 where bf16-true casts the weights."""

@@ -19,7 +19,7 @@ Split = Literal["train", "val"]
 
 
 class Document(NamedTuple):
-    """A text that is in one part as a whole, if possible.
+    """A text that Tril keeps in one part of the split, if it can.
 
     Attributes:
         name: unique in its source; its hash decides the order in which documents are chosen for validation.
@@ -35,12 +35,12 @@ class Document(NamedTuple):
 class Source:
     """Text with a training and a validation part, its tokenizer and batches; registered in `data.sources.SOURCES`.
 
-    A source defines `name`, `fingerprint` and `documents`, and has the setting `val_fraction`. All have those here.
+    A source defines `name`, `fingerprint`, `documents` and the setting `val_fraction`; it has the settings below too.
 
     Attributes:
         name: a short slug, which begins the name of the folder in the cache.
-        own_split: `documents` yields the documents of one part, for the reason that this text gives; None: it yields
-            all of them, of which Tril chooses `val_fraction` for validation.
+        own_split: why the source splits itself: `documents` then yields the documents of one part. None: it yields all
+            of them, and Tril chooses `val_fraction` for validation.
         by_content: rows are split by a hash of their content, without being compared first.
         ends_documents: the end-of-text token is put after each document.
         note: a line about the documents that were read, for the user; "": there is nothing to say.

@@ -243,7 +243,7 @@ def certify_model(
         if (some := with_some_logits(model)) is not model:
             state = State(OWN, model, texts)
             certificate.judge(state, state.future(model.context_length, ROWS))
-            certificate.note(f"all {model.vocab_size:,} logits were tested with {OWN}, {some.n_logits} otherwise")
+            certificate.note(f"all {model.vocab_size:,} logits were tested with {OWN}, {some.n_logits} in other states")
             model = some
         fresh, states = None if model.module is None else model.changed(), []
         for variant in ((OWN, lambda model: model), *(module_variants(model) if variants is None else variants)):

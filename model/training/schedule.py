@@ -14,9 +14,8 @@ SHORT_WARMUP = 10  # a warm-up that is longer than the run becomes one step in s
 def lr_factor(step: int, total_steps: int, config: ScheduleConfig) -> float:
     """The factor on the learning rate for optimizer step `step` = 0 .. total_steps - 1.
 
-    With W = warmup_steps (a tenth of a run that is shorter than they are), m = min_lr_ratio and D = the step where the
-    decay starts (W for "linear" and "cosine", total_steps - round(decay_fraction * total_steps), but not before W, for
-    "wsd"):
+    W is warmup_steps, or a tenth of the run if the run is shorter; m is min_lr_ratio. D is the step where the decay
+    starts: W for "linear" and "cosine", total_steps - round(decay_fraction * total_steps) but not before W for "wsd".
 
         step < W              (step + 1) / (W + 1)                 not 0 at step 0; reaches 1 at step W
         W <= step <= D        1

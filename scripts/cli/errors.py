@@ -69,6 +69,8 @@ def printed_too(text: str) -> Iterator[None]:
 
 def message_of(error: BaseException) -> str:
     """The error in one line."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"  # without "[Errno 2]"
     return explain(error) if isinstance(error, ValidationError) else " ".join(str(error).split())
 
 
