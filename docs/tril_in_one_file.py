@@ -182,6 +182,8 @@ class Muon(torch.optim.Optimizer):
                 average = self.state[p].setdefault("average", torch.zeros_like(p))
                 average.lerp_(p.grad, 1 - group["momentum"])
                 update = orthogonalize(p.grad.lerp(average, group["momentum"]))  # Nesterov
+                rows = update.norm(dim=1, keepdim=True)  # equal norms for all rows: Muon+, arXiv:2602.21545
+                update *= rows.square().mean().sqrt() / rows.clamp(min=1e-30)
                 p -= group["lr"] * math.sqrt(max(1, p.shape[0] / p.shape[1])) * update
 
 
@@ -195,13 +197,13 @@ def make_optimizers(model: GPT) -> list[torch.optim.Optimizer]:
     return [Muon(matrices), torch.optim.AdamW(others, lr=0.02, betas=(0.8, 0.99), eps=1e-8, weight_decay=0.0)]
 
 
-def lr_factor(step: int, steps: int, warmup: int = 20, decay: float = 0.7) -> float:
-    """The factor on both learning rates at a step: a linear warmup, a constant part, and a linear decay towards 0."""
+def lr_factor(step: int, steps: int, warmup: int = 20, decay: float = 0.7, floor: float = 0.05) -> float:
+    """The factor on both learning rates at a step: a linear warmup, a constant part, and a linear decay to `floor`."""
     warmup = warmup if warmup <= steps else steps // 10  # of a run that is shorter than the warmup
     if step < warmup:
         return (step + 1) / (warmup + 1)
     start = max(warmup, steps - round(decay * steps))  # of the decay
-    return 1.0 - max(0, step - start) / max(1, steps - start)
+    return 1.0 - (1.0 - floor) * max(0, step - start) / max(1, steps - start)
 
 
 # --- The data and the loop
