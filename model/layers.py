@@ -4,9 +4,12 @@ B batch, T tokens, C width.
 """
 
 from functools import partial
+from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from tril.model.config import GATED
 
@@ -55,11 +58,31 @@ def make_norm(kind: str | bool, size: int, *, eps: float | None = None, bias: bo
     return NORMS[kind](size, eps, bias)
 
 
+class _Relu2(torch.autograd.Function):
+    """Keeps relu(x): the backward pass then takes two passes over memory, and not four. Equal bit for bit."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        positive = x.relu()
+        ctx.save_for_backward(positive)
+        return positive.square()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return (grad * ctx.saved_tensors[0]).mul_(2)
+
+
+def relu2(x: Tensor) -> Tensor:
+    """relu(x)^2 (So et al. 2021, arXiv:2109.08668)."""
+    return x.relu().square() if torch.compiler.is_compiling() else _Relu2.apply(x)  # the compiler fuses the passes
+
+
 ACTIVATIONS = {
     "relu": F.relu,
     "gelu": partial(F.gelu, approximate="tanh"),  # as in GPT-2
     "gelu_erf": F.gelu,  # exact, as in nanoGPT
-    "relu2": lambda x: x.relu().square(),  # So et al. 2021, arXiv:2109.08668
+    "relu2": relu2,
     "swiglu": F.silu,  # Shazeer 2020; GATED: of a gate, which is multiplied with the hidden layer
 }
 
