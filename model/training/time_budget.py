@@ -29,9 +29,10 @@ from tril.model.training.schedule import lr_factor
 from tril.model.training.settings import OptimConfig, TrainingConfig
 
 Config = TypeVar("Config", bound=TrainingConfig)
-SHAPES = ((2, 128), (3, 160), (4, 192))  # n_layers and dim to choose from; docs/log.md has their losses
+SHAPES = ((2, 128, 2), (3, 160, 2), (4, 192, 2), (6, 384, 4), (8, 576, 6))  # n_layers, dim, n_heads; see docs/log.md
 # Of the blocks: with fewer, a smaller model, which reads more in the same time, has the lower loss.
 TOKENS_PER_PARAMETER = 1.5
+MIN_TEXT = 0.2  # tokens per parameter that the text must offer in its passes
 # With more passes over a text, models memorize it: their validation loss rises. But short runs need some steps.
 MAX_PASSES, MIN_REPEATED_STEPS = 4, 200
 TIMING_SHARE, TIMING_SECONDS = 1 / 20, 3.0  # of the time, and at most: for timed steps
@@ -105,7 +106,8 @@ def plan_time(
         val_seconds = val_tokens * FORWARD * per_flop * gpt.flops_per_token() + BESIDES
         validations = min(max(1, int(VALIDATION_SHARE * seconds / val_seconds)), MAX_VALIDATIONS)
         possible = int((seconds - validations * val_seconds) / step_seconds)
-        if possible * step_tokens >= TOKENS_PER_PARAMETER * gpt.n_parameters(embeddings=False):
+        needed = gpt.n_parameters(embeddings=False) / step_tokens
+        if possible >= TOKENS_PER_PARAMETER * needed and most >= MIN_TEXT * needed:
             break
     interval = config.trainer.val_check_interval
     if not keeps("trainer.val_check_interval"):  # up to a tenth more steps in the second plan add no validation
@@ -131,8 +133,9 @@ def plan_time(
 def list_shapes(model: GPTConfig, keeps: Callable[[str], bool]) -> list[GPTConfig]:
     """The configs to choose from: those of SHAPES that go with the other settings, with what keeps its value."""
     shapes = []
-    for n_layers, dim in SHAPES:
-        chosen = {"n_layers": n_layers, "dim": dim}
+    for n_layers, dim, n_heads in SHAPES:
+        of_width = {} if keeps("model.dim") else {"dim": dim, "n_heads": n_heads}
+        chosen = {"n_layers": n_layers} | of_width
         with contextlib.suppress(ValueError):
             shapes.append(replace(model, **{key: n for key, n in chosen.items() if not keeps(f"model.{key}")}))
     return [*dict.fromkeys(shapes)] or [model]

@@ -44,9 +44,9 @@ def plan(seconds, model=MODEL, kept=(), train_tokens=10**9, val_tokens=300_000, 
 
 
 def test_more_time_gives_more_tokens_and_larger_models_and_all_of_it_is_used():
-    times = (60, 180, 600, 3600, 36_000)
+    times = (60, 180, 600, 3600, 36_000, 360_000)
     plans = [plan(seconds) for seconds in times]
-    shapes = [(each.model.n_layers, each.model.dim) for each in plans]
+    shapes = [(each.model.n_layers, each.model.dim, each.model.n_heads) for each in plans]
     assert shapes == sorted(shapes) and {*shapes} == {*SHAPES}
     for seconds, each in zip(times, plans, strict=True):
         assert 0.8 * seconds - 4 < seconds_of(each) < seconds - BEFORE - AFTER
@@ -74,13 +74,16 @@ def test_settings_that_are_kept_stay_and_the_rest_is_fitted_around_them():
     assert plan(600, kept=("model.n_layers",)).model.n_layers == MODEL.n_layers
     chosen = plan(60, replace(MODEL, dim=512), kept=("model.dim",), val_tokens=10_000)
     assert chosen.model.dim == 512 and chosen.model.n_layers < 4
-    assert plan(60, replace(MODEL, n_heads=3)).model.dim == 192  # the only one that 3 divides
+    chosen = plan(60, replace(MODEL, n_heads=3), kept=("model.n_heads",))
+    assert (chosen.model.dim, chosen.model.n_heads) == (192, 3)  # the smallest width that 3 divides
 
 
 def test_a_small_text_is_not_read_too_often_and_the_weights_decay_by_its_passes():
     large, small, tiny = (plan(3600, train_tokens=n) for n in (10**9, 400_000, 34_000))
     assert [(x.optim.weight_decay, x.optim.muon_weight_decay) for x in (large, small, tiny)] == [(0, 0), (1, 1), (2, 2)]
     assert small.steps == small.most == 4 * 400_000 // 2048 and tiny.steps == 200
+    layers = [plan(360_000, train_tokens=n).model.n_layers for n in (10**9, 600_000, 34_000, 1_000)]
+    assert layers == [8, 6, 4, 4]  # with at least 0.2 tokens per parameter of the blocks in four passes or 200 steps
     assert plan(3600, kept=("optim.muon_weight_decay",), train_tokens=34_000).optim == RUN.optim
     assert plan(3600, optim=OptimConfig(kind="adamw"), train_tokens=34_000).optim.weight_decay == 0
 
