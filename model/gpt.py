@@ -303,7 +303,7 @@ def check_memory(config: GPTConfig) -> None:
     model = GPT.without_values(replace(config, vocab_size=config.vocab_size or 1))
     needed = sum(x.numel() * x.element_size() for x in (*model.parameters(), *model.buffers()))
     if needed > available:
-        names = "vocab_size", "context_length", "n_layers", "dim"
+        names = ["context_length", "n_layers", "dim"] + ["vocab_size"] * (config.vocab_size is not None)
         size = ", ".join(f"model.{name}={getattr(config, name)}" for name in names)
         limit = f"{needed / 2**30:,.0f} GiB of memory, and this machine has {available / 2**30:,.0f}"
         raise ValueError(f"{size} need at least {limit}; make the model smaller")

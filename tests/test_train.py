@@ -143,6 +143,13 @@ def test_a_folder_with_a_run_is_no_folder_of_a_new_one(trained, tmp_path):
         run("train", *BARE, f"hydra.run.dir={name}", cwd=tmp_path).refused("hydra.run.dir", name)
 
 
+def test_a_finished_run_is_unchanged_without_more_steps(trained, tmp_path):
+    folder = shutil.copytree(trained, tmp_path / "run")
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert "at step 8 by trainer.max_steps" in run("train", "resume=run", cwd=tmp_path).succeeded().stdout
+    assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 def test_given_settings_replace_those_of_the_checkpoint_and_relative_paths_are_kept(text, tmp_path):
     steps = ("trainer.max_steps=2", "trainer.val_check_interval=2", "hydra.run.dir=run")
     run("train", *BARE, *steps, f"data.path={text.name}", cwd=tmp_path).succeeded()

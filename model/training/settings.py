@@ -141,9 +141,10 @@ class TrainerConfig:
     @field_validator("max_time")
     @classmethod
     def _check_time(cls, time: Any) -> Any:
-        if time is None or isinstance(time, str) and re.fullmatch(r"\d{1,6}(:\d\d){3}", time, re.ASCII):
+        is_time = isinstance(time, str) and re.fullmatch(r"\d{1,6}(:\d\d){3}", time, re.ASCII)
+        if time is None or is_time and re.search("[1-9]", time):
             return time
-        raise ValueError(f"trainer.max_time={time} must be DD:HH:MM:SS, such as 00:00:10:00 for ten minutes, or null")
+        raise ValueError(f"trainer.max_time={time} must be DD:HH:MM:SS above zero, such as 00:00:10:00 for ten minutes")
 
     @field_validator("devices")
     @classmethod

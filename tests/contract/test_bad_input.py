@@ -75,6 +75,7 @@ REFUSED = [
     ("train model.logit_softcap=1e-300", "model.logit_softcap=1e-300", "0.001"),
     ("train trainer.max_steps=1e-3", "trainer.max_steps", "integer"),
     ("train trainer.max_time=soon", "trainer.max_time=soon", "DD:HH:MM:SS"),
+    ("train trainer.max_time=00:00:00:00", "trainer.max_time=00:00:00:00", "above zero"),
     ("train trainer=ddp trainer.devices=5000", "trainer.devices=5000", ""),
     ("train trainer=ddp trainer.num_nodes=2", "trainer.num_nodes=2", "torchrun"),
     ("train compile=reduce-overhead trainer=ddp", "reduce-overhead", "one process"),
