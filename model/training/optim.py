@@ -106,9 +106,7 @@ class MuonAdamW(torch.optim.Optimizer):
         """One Muon step for parameters of one shape.
 
         adjust_lr="original" (Jordan) raises the learning rate of tall matrices; "match_rms_adamw" (Liu et al.) gives
-        updates of AdamW's size, so that AdamW's learning rate and weight decay suit Muon too. `normalize_rows` gives
-        the rows of an update equal norms, which those of a nearly orthogonal matrix are not (Muon+: Zhang et al., 2026,
-        https://arxiv.org/abs/2602.21545); the norm of the matrix does not change.
+        updates of AdamW's size, so that AdamW's learning rate and weight decay suit Muon too.
         """
         rate, (rows, columns) = group["lr"], params[0].shape
         ratio = math.sqrt(max(1, rows / columns))
@@ -124,9 +122,6 @@ class MuonAdamW(torch.optim.Optimizer):
         directions = orthogonalize(torch.stack(updates).to(self.products), group["ns_steps"])
         # Contiguous for the fast foreach kernel.
         directions = directions.to(params[0].dtype, memory_format=torch.contiguous_format)
-        if group["normalize_rows"]:  # zero rows stay zero
-            rows = directions.norm(dim=-1, keepdim=True)  # (N, rows, 1)
-            directions *= rows.square().mean(-2, keepdim=True).sqrt() / rows.clamp(min=torch.finfo(rows.dtype).tiny)
         directions *= rate * ratio
         torch._foreach_mul_(params, 1 - rate * group["weight_decay"])
         torch._foreach_sub_(params, directions.unbind())
@@ -148,7 +143,7 @@ def param_groups(model: GPT, config: OptimConfig) -> list[dict]:
 
     Frozen parameters are left out; a tied weight counts once.
     """
-    muon = {key: getattr(config, key) for key in ("momentum", "nesterov", "ns_steps", "adjust_lr", "normalize_rows")}
+    muon = {key: getattr(config, key) for key in ("momentum", "nesterov", "ns_steps", "adjust_lr")}
     muon |= {"kind": "muon", "lr": config.lr_scale * config.muon_lr, "weight_decay": config.muon_weight_decay}
     adam = {"kind": "adamw", "lr": config.lr_scale * config.lr, "betas": config.betas, "eps": config.eps, "fused": True}
     no_decay, decay = adam | {"weight_decay": 0.0}, adam | {"weight_decay": config.weight_decay}

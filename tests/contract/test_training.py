@@ -53,9 +53,7 @@ RUNS = {  # name -> settings, which replace those of BASE
         "model.key_offset=true model.embed_skip=true model.value_embed=true model.n_layers=3 model.n_kv_heads=1 "
         "model.head_dim=12"
     ),
-    "three layers": (
-        "model.n_layers=3 model.dim=48 optim.ns_steps=3 optim.adjust_lr=match_rms_adamw optim.normalize_rows=false"
-    ),
+    "three layers": "model.n_layers=3 model.dim=48 optim.ns_steps=3 optim.adjust_lr=match_rms_adamw",
     "part of the validation": (
         "data.tokenizer.kind=bpe data.tokenizer.vocab_size=300 trainer.gradient_clip_val=0.1 data.val_batch_size=3 "
         "+trainer.limit_val_batches=5"
