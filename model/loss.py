@@ -30,7 +30,7 @@ class _BlockwiseCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
         ctx.save_for_backward(logits, targets)
-        losses = torch.empty(targets.shape)
+        losses = logits.new_empty(targets.shape, dtype=torch.float32)
         for rows in _blocks(logits):
             logp = logits[rows].log_softmax(-1, dtype=torch.float32)  # (block, V); bf16 rounds the loss to 3 digits
             losses[rows] = F.nll_loss(logp, targets[rows], ignore_index=IGNORE, reduction="none")
