@@ -38,7 +38,7 @@ FIGURES = (  # of a summary.json: numbers, or null
     *("tokens_per_second", "peak_memory_gb", "seconds", "val_bytes_per_token"),
 )
 LOCK = ".run.lock"  # held while a process trains the run
-MAX_DEPTH = 20  # of a config.yaml
+MAX_DEPTH, MAX_CHARACTERS = 20, 100_000  # of a config.yaml, of which PyYAML reads about 20,000 in a second
 
 
 def load(path: str | Path = "latest", device: "torch.device | str" = "cpu") -> "LanguageModel":
@@ -131,9 +131,7 @@ class Run:
         """
         import filelock
 
-        for path in (path for name in ("*", f"{CHECKPOINTS}/*", "csv/*", "csv/*/*") for path in self.folder.glob(name)):
-            if path.is_symlink():
-                raise ValueError(f"{path} is a link, through which the run would write elsewhere; copy what it names")
+        check_links(self.folder, "*", f"{CHECKPOINTS}/*", "csv/*", "csv/*/*")
         lock = filelock.FileLock(self.folder / LOCK, timeout=0)
         try:
             with contextlib.suppress(NotImplementedError):  # of a file system without locks
@@ -151,10 +149,19 @@ class Run:
         return load(self.folder, device)
 
 
+def check_links(folder: Path, *patterns: str) -> None:
+    """Raises ValueError if a folder, which can come from somebody else, has a link at one of the glob patterns."""
+    for path in (path for pattern in patterns for path in folder.glob(pattern)):
+        if path.is_symlink():
+            raise ValueError(f"{path} is a link, through which the run would write elsewhere; copy what it names")
+
+
 def read_settings(path: Path) -> dict[str, Any]:
     """The content of a config.yaml as plain values. Raises ValueError for a damaged one."""
     with reading(path):
         text = path.read_text(encoding="utf-8")
+        if len(text) > MAX_CHARACTERS:
+            raise ValueError(f"it has more than {MAX_CHARACTERS:,} characters")
         depth = 0
         for event in yaml.parse(text):  # 60 aliases can make 2^60 values, and deep lists take quadratic time
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)

@@ -81,8 +81,9 @@ def unknown_setting(key: str, settings: Mapping[str, FieldInfo], groups: Collect
         settings, groups: those that exist, by dotted key.
     """
     without_group = {name.rpartition(".")[2]: name for name in settings}
-    close = difflib.get_close_matches(key, [*settings, *groups], n=1)
-    close += [without_group[name] for name in difflib.get_close_matches(key, without_group, n=1, cutoff=0.75)]
+    close = difflib.get_close_matches(key.lower(), [*settings, *groups], n=1)
+    close += [without_group[name] for name in difflib.get_close_matches(key.lower(), without_group, n=1, cutoff=0.75)]
+    close += [name for name, each in settings.items() if key.replace("_", " ") in (each.description or "")]
     if not close:
         return f"there is no setting {key}; --help=all lists all"
     description = settings[close[0]].description if close[0] in settings else ""
@@ -94,11 +95,14 @@ def unreadable(argument: str, settings: Collection[str]) -> str:
     key, equals, value = argument.partition("=")
     if argument.startswith("-"):
         name = key.lstrip("-").replace("-", "_")
+        name = next((each for each in settings if name in (each, each.rpartition(".")[2])), name)
         return f"{argument}: settings have no dashes; write {name}={value or 'VALUE'}"
     if equals and key.strip("+~"):
-        return f"cannot read {argument!r}; put quotes within quotes, \"{key}='...'\""
-    remedy = f"; to train on a file, write data.path={key}" if key not in settings and Path(key).suffix else ""
-    return f"cannot read {argument!r}; settings are written key=value, and a recipe is experiment=NAME{remedy}"
+        plain = "write KEY=VALUE without spaces, a list as [1,2]"
+        return f"cannot read {argument!a}; {plain}, and other text in quotes within quotes, \"{key}='...'\""
+    is_file = Path(key).suffix and not any(f"{name}.".startswith(key.partition(".")[0] + ".") for name in settings)
+    remedy = f"; to train on a file, write data.path={key}" if is_file else ""
+    return f"cannot read {argument!a}; settings are written key=value, and a recipe is experiment=NAME{remedy}"
 
 
 def fail(message: object, status: int = 2) -> None:

@@ -8,6 +8,7 @@ Each run is an ordinary run in a separate process and folder. A crash then ends 
 sees memory, compiled code or random numbers of another one.
 """
 
+import functools
 import json
 import re
 import shutil
@@ -29,7 +30,7 @@ from omegaconf import DictConfig
 
 from tril.model.atomic_files import write_json
 from tril.model.formats import clock, figures, shell_command
-from tril.model.runs import FAILURE, ROOTS, SWEEP, is_resumable, state_of
+from tril.model.runs import FAILURE, ROOTS, SWEEP, check_links, is_resumable, state_of
 from tril.scripts.cli.app import compose, quoted
 from tril.scripts.cli.errors import UserError, user_errors
 from tril.scripts.experiments import grid
@@ -70,7 +71,8 @@ def run_grid(words: Sequence[str]) -> None:
     if left:
         places = [f"{FOLDER}={quoted(str(folder.absolute()))}", "hydra.sweep.subdir=."]
         jobs = f"+run={','.join(map(quoted, left))}"
-        GlobalHydra.instance().hydra.multirun("train", run_job, [*launcher, *places, jobs])  # pyright: ignore
+        job = functools.partial(run_job, {run["folder"]: run["arguments"] for run in runs})
+        GlobalHydra.instance().hydra.multirun("train", job, [*launcher, *places, jobs])  # pyright: ignore
     finish(folder)
 
 
@@ -103,6 +105,7 @@ def record_launch(
     family = sha256(json.dumps([sorted(swept), shared], sort_keys=True).encode()).hexdigest()[:8]
     names = "+".join(key.rpartition(".")[2] for key in swept) or "seeds"
     folder = Path(chosen) if chosen else Path(ROOTS[1], f"{names[: grid.MAX_FOLDER_NAME]}-{family}")
+    check_links(folder, "*", "*/*")
     launches = read_launches(folder)
     if any(launch["family"] != family for launch in launches):
         raise ValueError(f"{folder} holds a sweep of other keys or settings; choose another folder")
@@ -119,13 +122,18 @@ def record_launch(
     return folder
 
 
-def run_job(cfg: DictConfig) -> None:
-    """A job of Hydra's launcher, on one machine or on a cluster: trains the run `cfg.run` of the sweep."""
+def run_job(arguments: Mapping[str, Sequence[str]], cfg: DictConfig) -> None:
+    """A job of Hydra's launcher, on one machine or on a cluster: trains the run `cfg.run` of the sweep.
+
+    Args:
+        arguments: of each run on the command line. Those in launches.jsonl, which can come from somebody else, could
+            name code.
+    """
     folder = Path(HydraConfig.get().sweep.dir)
-    runs = planned_runs(read_launches(folder))
-    train(folder / cfg.run, runs[cfg.run]["arguments"])
-    finished = sum(state_of(folder / name) == "finished" for name in runs)
-    print(f"        {finished} of {len(runs)} runs are finished", flush=True)
+    train(folder / cfg.run, arguments[cfg.run])
+    names = planned_runs(read_launches(folder))
+    finished = sum(state_of(folder / name) == "finished" for name in names)
+    print(f"        {finished} of {len(names)} runs are finished", flush=True)
 
 
 def train(folder: Path, arguments: Sequence[str]) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tril.data.settings import flatten
+from tril.data.settings import flatten, printable
 from tril.model import runs
 from tril.model.atomic_files import reading
 from tril.model.intervals import Interval, mean_interval
@@ -20,6 +20,7 @@ from tril.model.runs import FAILURE, METRICS, SETTINGS, SWEEP, state_of
 
 NO_VARIANT = ("seed", "output_dir", "resume", "callbacks", "logger")  # settings that do not define a variant
 LOSSES = ("final_val_loss", "final_val_bpb", "best_val_loss", "best_val_bpb")
+OF_A_LAUNCH = ("date", "command", "seeds", "family", "swept", "runs")  # and "baseline"
 RUNNING = ("unfinished", "not started")
 
 
@@ -46,8 +47,8 @@ class Run:
         if self.state != "finished":
             return {}
         summary = runs.Run(self.folder).summary
-        if "flops_per_token" in summary:
-            summary["training_flops"] = summary["flops_per_token"] * summary["tokens"]
+        if None not in (flops := [*map(summary.get, ("flops_per_token", "tokens"))]):
+            summary["training_flops"] = math.prod(flops)
         return summary | {name: math.nan for name in LOSSES if name in summary and summary[name] is None}
 
     @property
@@ -181,7 +182,11 @@ def read_launches(folder: Path) -> list[dict]:
     path = folder / SWEEP
     with reading(path):
         launches = [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.is_file() else []
-        return [launch | {"baseline": dict(launch["baseline"])} for launch in launches]
+        if wrong := [name for name in planned_runs(launches) if Path(name).name != name]:
+            raise ValueError(f"{wrong[0]} is no folder of the sweep")
+        return [
+            {name: launch[name] for name in OF_A_LAUNCH} | {"baseline": dict(launch["baseline"])} for launch in launches
+        ]
 
 
 def planned_runs(launches: Sequence[dict]) -> dict[str, dict]:
@@ -219,7 +224,7 @@ def short_names(values: Mapping[str, object]) -> dict[str, object]:
 
 def label_of(values: Mapping[str, object]) -> str:
     """The values as a text."""
-    return ", ".join(f"{key}={text_of(x)}" for key, x in short_names(values).items()) or "the configuration"
+    return ", ".join(f"{key}={printable(text_of(x))}" for key, x in short_names(values).items()) or "the configuration"
 
 
 def text_of(value: object) -> str:

@@ -85,6 +85,12 @@ REFUSED = [
     ("train model.heads=4", "model.heads", "model.n_heads"),
     ("train n_head=4", "n_head", "model.n_heads"),
     ("train --seed 3", "--seed", "seed="),
+    ("train --lr 1e-3", "--lr", "write optim.lr="),
+    ("train learning_rate=1e-3", "learning_rate", "optim.lr"),
+    ("train MODEL.DIM=3", "MODEL.DIM", "model.dim"),
+    ("train m\u043edel.dim=3", r"'m\u043edel.dim=3'", ""),  # a letter of another alphabet
+    ("train model.dim:3", "'model.dim:3'; settings are written key=value, and a recipe is experiment=NAME\n", ""),
+    ("train 'model.dim =3'", "'model.dim =3'", "without spaces"),
     ("train notes.txt", "notes.txt", "data.path=notes.txt"),
     ("train model.dim", "model.dim", "key=value"),
     ("train =3", "=3", "key=value"),

@@ -12,7 +12,7 @@ import time
 import pytest
 from filelock import FileLock
 
-from tests.contract.harness import BARE, merged, run, summary
+from tests.contract.harness import BARE, merged, run, summary, unchanged
 from tests.scripts.experiments.synthetic import command, launches_of
 from tril.scripts.experiments.grid import folder_name
 from tril.scripts.experiments.launch import train
@@ -124,6 +124,28 @@ def test_ctrl_c_ends_a_grid_and_says_how_to_continue(here, processes):
     done = command(here, "seed=0,1")
     assert done.returncode == 130 and "Traceback" not in done.stderr
     assert "start the same command again to continue" in done.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize("name", ["launches.jsonl", "seed=0", "seed=0/log.txt"])
+def test_a_grid_follows_no_link_in_its_folder(name, here, tmp_path_factory):
+    command(here, "seed=0").succeeded()
+    [folder], elsewhere = here.glob("multirun/*"), tmp_path_factory.mktemp("elsewhere")
+    (folder / "seed=0/summary.json").unlink()
+    (folder / "seed=0/log.txt").touch()
+    link = (folder / name).rename(elsewhere / "target")
+    (folder / name).symlink_to(link)
+    with unchanged(elsewhere):
+        command(here, "seed=0,1").refused(name, "link")
+
+
+def test_a_grid_starts_its_runs_with_the_arguments_of_the_command_line(here, processes):
+    command(here, "seed=0").succeeded()
+    [path] = here.glob("multirun/*/launches.jsonl")
+    path.write_text(path.read_text().replace('"seed=0"]', '"seed=0", "+callbacks.mine._target_=os.abort"]'))
+    (path.parent / "seed=0/summary.json").unlink()
+    started = processes(lambda settings: {"loss": 1.0, "seconds": 1.0}).started
+    command(here, "seed=0").succeeded()
+    assert "os.abort" in path.read_text() and [each for each in started if "os.abort" in each.values()] == []
 
 
 # --- the process of a run

@@ -59,6 +59,14 @@ def test_the_baseline_is_chosen_by_values(asked, label, tmp_path):
         read_sweep(folder, "n_heads=2")
 
 
+@pytest.mark.parametrize(
+    ("summary", "flops"), [({"flops_per_token": None}, None), ({"tokens": None}, None), ({}, 6000 * 6400)]
+)
+def test_the_flops_of_training_need_both_figures(summary, flops, tmp_path):
+    run = sweep_of(tmp_path, {(4,): {0: 3.0}}, summary={(4,): summary}).runs[0]
+    assert run.summary.get("training_flops") == flops
+
+
 def test_a_label_names_a_key_by_its_last_component_if_that_is_unique(tmp_path):
     keys = ["model.window", "model.kind", "optim.kind"]
     sweep = sweep_of(tmp_path, {(None, True, 2): {0: 3.0}}, keys=keys, baseline=(8, 0, 0))
@@ -75,16 +83,26 @@ def arrays(shape: tuple, **others) -> bytes:
     return file.getvalue()
 
 
+LAUNCH = {"date": "", "command": "", "seeds": [], "family": "", "swept": [], "baseline": {}, "runs": []}
 DAMAGED = [  # tests/model/test_runs.py has more of them, of a single run
     *((name, b"a: [") for name in ("launches.jsonl", "day/a/windows_last.npz", "day/a/config.yaml")),
     *(("day/a/windows_last.npz", arrays(shape)) for shape in ((7,), (8, 1), (10**13,))),
     *(("day/a/windows_last.npz", arrays((8,), context_length=x)) for x in (0, "32", [32, 32])),
     *(("launches.jsonl", json.dumps(x).encode()) for x in ([], {"runs": 3}, {"swept": [], "runs": [{"folder": [1]}]})),
+    ("launches.jsonl", json.dumps(LAUNCH | {"runs": [{"folder": "../a", "seed": 0, "values": {}}]}).encode()),
+    ("launches.jsonl", json.dumps({key: x for key, x in LAUNCH.items() if key != "family"}).encode()),
+    ("day/a/config.yaml", None),
+    ("day/a/config.yaml", b"seed: 1\nx: [" + b"1," * 60_000 + b"]"),
 ]
 
 
 @pytest.mark.parametrize(("name", "content"), DAMAGED, ids=range(len(DAMAGED)))
 def test_damaged_files_are_named(name, content, runs):
-    (runs / name).write_bytes(content)
+    """Without content, it is a pipe, which nobody writes to."""
+    if content is None:
+        (runs / name).unlink()
+        os.mkfifo(runs / name)
+    else:
+        (runs / name).write_bytes(content)
     with pytest.raises(ValueError, match=name):
         losses_of(read_sweep(runs))
