@@ -175,18 +175,23 @@ def _explain_one(title: str, details) -> str:
     has_prefix = title[:1].islower()  # pydantic replaces an empty title by the class name, which is CapWords
     name = ".".join([title] * has_prefix + [str(part) for part in details["loc"]])
     if details["type"] == "missing":
-        return f"{name} is missing"
-    limit = re.sub(r"^\w+ should", "must", details["msg"])  # "Input should be ...", "String should have ..."
+        group, _, last = name.rpartition(".")  # the last is a number in a list
+        return f"{group}={typed(details['input'])} needs more values" if last.isdecimal() else f"{name} is missing"
+    kind = f"a group of settings; change one, such as {name}.KEY=VALUE"
+    message = re.sub(r"an instance of \w+Config", kind, details["msg"].replace(" after validation", ""))
+    limit = re.sub(r"^\w+ should", "must", message)  # "Input should be ...", "String should have ..."
     if details["type"] == "literal_error":  # as on the command line, and not as in Python
         limit = limit.replace("'", "").replace("True", "true").replace("False", "false")
     is_type_error = details["type"].endswith("_type")  # then quotes tell the text '8' from the number 8
-    return f"{name}={typed(details['input'], quoted=is_type_error)} {limit}"
+    return f"{name}={one_line(typed(details['input'], quoted=is_type_error))} {limit}"
 
 
 def typed(value: Any, *, quoted: bool = False) -> str:
     """The value as on the command line."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
+    if isinstance(value, list | tuple):
+        return f"[{','.join(typed(each, quoted=quoted) for each in value)}]"
     return repr(value) if quoted else str(value)
 
 

@@ -11,12 +11,12 @@ from typing import Literal
 
 from pydantic.dataclasses import dataclass
 
-from tril.data.settings import setting, strict_settings
+from tril.data.settings import setting, strict_settings, typed
 from tril.model.formats import wrapped
 from tril.model.generation.config import CKPT
 from tril.model.runs import find_checkpoint
 from tril.scripts.cli.app import Composed, command
-from tril.scripts.cli.errors import user_errors
+from tril.scripts.cli.errors import check_writable, user_errors
 
 
 @dataclass(frozen=True, config=strict_settings())
@@ -29,7 +29,7 @@ class ExportCommand:
 
     def __post_init__(self) -> None:
         if not self.out:
-            raise ValueError("out=null must be a new folder")
+            raise ValueError(f"out={typed(self.out)} must be a new folder")
         path = Path(os.path.expanduser(self.out))
         if path.exists() and not (path.is_dir() and not any(path.iterdir())):
             raise ValueError(f"out={self.out} exists; name a new one")
@@ -39,6 +39,7 @@ class ExportCommand:
 def main(settings: ExportCommand, composed: Composed) -> None:
     with user_errors():
         path, out = find_checkpoint(settings.ckpt), Path(os.path.expanduser(str(settings.out))).absolute()
+        check_writable(out.parent, "out")
         # Importing torch takes a second, so wrong settings are reported before.
         from tril.model.checkpoint import Checkpoint
         from tril.model.interop.hf import OWN_CLASS, export_hf

@@ -24,7 +24,7 @@ class SamplingConfig:
         pydantic.ValidationError: values are out of range; a ValueError that lists every one.
     """
 
-    max_new_tokens: int = setting(256, "of each sample, at most", ge=1)
+    max_new_tokens: int = setting(256, "of each sample, at most", ge=1, le=10**9)
     temperature: float = setting(0.8, "0: always the most probable token", ge=0, le=1e6)
     top_k: int | None = setting(50, "only the k most probable tokens; null: all", ge=1)
     top_p: float | None = setting(

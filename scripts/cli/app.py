@@ -204,7 +204,10 @@ def parse(name: str, arguments: Sequence[str], *, is_grid: bool = False) -> tupl
             raise UserError(unreadable(argument, settings)) from error
         if problem := problem_of(override, text, name, is_grid=is_grid):
             raise UserError(f"{argument} {problem}")
-        given[override.get_key_element().lstrip("+~")] = text
+        key = override.get_key_element().lstrip("+~")
+        if key in given and key in COMMANDS[name].groups:
+            raise UserError(f"{argument} replaces all of {key}={given[key]}; leave one out")
+        given[key] = text
     if "data.path" in given and not {"data", "experiment"} & given.keys():
         words.insert(0, "data=files")
     return words, given
@@ -263,7 +266,7 @@ def explain(error: Exception, command: Command) -> str:
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:  # of a search path, there is none
         group, _, option = error.missing_cfg_file.rpartition("/")
         return f"there is no {group}={option}{nearest(option, options_of(group) or error.options or [])}"
-    absent = re.match(r"Could not override '(.+?)'", str(error))
+    absent = re.match(r"Could not (?:override|delete from config\.) '(.+?)'", str(error))
     if absent is None:
         return ": ".join([line.strip() for line in str(error).splitlines() if line.strip()][:2])
     key, (group, option, *_) = absent[1], [*absent[1].split("."), ""]

@@ -6,6 +6,7 @@ import errno
 import io
 import os
 import sys
+import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
@@ -83,7 +84,7 @@ def unknown_setting(key: str, settings: Mapping[str, FieldInfo], groups: Collect
     without_group = {name.rpartition(".")[2]: name for name in settings}
     close = difflib.get_close_matches(key.lower(), [*settings, *groups], n=1)
     close += [without_group[name] for name in difflib.get_close_matches(key.lower(), without_group, n=1, cutoff=0.75)]
-    close += [name for name, each in settings.items() if key.replace("_", " ") in (each.description or "")]
+    close += [name for name, x in settings.items() if key in name or key.replace("_", " ") in (x.description or "")]
     if not close:
         return f"there is no setting {key}; --help=all lists all"
     description = settings[close[0]].description if close[0] in settings else ""
@@ -96,13 +97,15 @@ def unreadable(argument: str, settings: Collection[str]) -> str:
     if argument.startswith("-"):
         name = key.lstrip("-").replace("-", "_")
         name = next((each for each in settings if name in (each, each.rpartition(".")[2])), name)
-        return f"{argument}: settings have no dashes; write {name}={value or 'VALUE'}"
+        return f"{argument}: settings have no dashes; write {name}={value or 'VALUE'}, and --help lists all"
     if equals and key.strip("+~"):
         plain = "write KEY=VALUE without spaces, a list as [1,2]"
         return f"cannot read {argument!a}; {plain}, and other text in quotes within quotes, \"{key}='...'\""
-    is_file = Path(key).suffix and not any(f"{name}.".startswith(key.partition(".")[0] + ".") for name in settings)
-    remedy = f"; to train on a file, write data.path={key}" if is_file else ""
-    return f"cannot read {argument!a}; settings are written key=value, and a recipe is experiment=NAME{remedy}"
+    remedy = ", and a recipe is experiment=NAME" if "init_from" in settings else ""
+    is_path = (Path(key).suffix or "/" in key) and key.partition(".")[0] not in {x.partition(".")[0] for x in settings}
+    if name := next((x for x in ("ckpt", "dir", "data.path") if is_path and x in settings), None):
+        remedy += f"; a file or folder is {name}={key}"
+    return f"cannot read {argument!a}; settings are written key=value, in quotes if they have spaces{remedy}"
 
 
 def fail(message: object, status: int = 2) -> None:
@@ -121,16 +124,15 @@ def check_writable(folder: Path, key: str) -> None:
     if folder.is_symlink() and any((folder.parent / name).exists() for name in (SETTINGS, SWEEP, CHECKPOINTS)):
         raise OSError(f"{folder} is a link to another place; choose a folder with {key}=FOLDER")
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not existing.is_dir() or not os.access(existing, os.W_OK):
-        raise OSError(f"cannot write to {folder}; choose another folder with {key}=FOLDER")
+    try:
+        tempfile.TemporaryFile(dir=existing).close()  # root has the right to write everywhere, and cannot in /proc
+    except OSError as error:
+        cause = f"cannot write to {folder} ({error.strerror})"
+        raise OSError(f"{cause}; choose another folder with {key}=FOLDER") from error
 
 
 def writable(folder: str | Path, key: str) -> Path:
     """Creates the folder that the setting `key` chooses, before anything is computed for it; see `check_writable`."""
     check_writable(folder := Path(folder), key)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:  # root may write everywhere, except in /proc
-        cause = f"cannot write to {folder} ({error.strerror})"
-        raise OSError(f"{cause}; choose another folder with {key}=FOLDER") from error
+    folder.mkdir(parents=True, exist_ok=True)
     return folder

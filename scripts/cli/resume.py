@@ -86,6 +86,7 @@ def is_finished(run: Run, step: int, steps: int, given: Mapping[str, str]) -> bo
         return False
     end = f"{run.folder} has stopped at step {step:,} by {limit}"
     if changed := [key for key in given if key != "resume"]:
-        raise ValueError(f"{end} without {changed[0]}; raise {limit} to continue it, or start a new run")
+        unused = f"{changed[0]}={given[changed[0]]} has no effect"
+        raise ValueError(f"{unused}, since {end}; raise {limit} to continue it, or start a new run")
     print(f"{end}; it is unchanged", flush=True)
     return True
