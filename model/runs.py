@@ -118,8 +118,10 @@ class Run:
             pairs = [("nll", "targets"), ("document_nll", "document_targets")][: 1 + ("document_nll" in windows)]
             is_number = [x.dtype.kind in "iuf" and x.ndim < 2 for x in windows.values()]
             matching = [windows[a].shape == windows[b].shape for a, b in pairs]
-            if not all(is_number + matching) or int(windows["context_length"].item()) < 1:
-                raise ValueError("its arrays are no numbers, or do not match")
+            sizes = [windows[targets] for _, targets in pairs]
+            is_text = [x.min(initial=0) >= 0 and 0 < x.sum() < math.inf for x in sizes if all(is_number)]
+            if not all(is_number + matching + is_text) or int(windows["context_length"].item()) < 1:
+                raise ValueError("its arrays are no numbers, do not match, or have no targets")
         return windows
 
     @contextlib.contextmanager

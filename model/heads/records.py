@@ -22,6 +22,7 @@ HEAD_SCORES, HEAD_MAPS = "heads.csv", "head_maps.npz"
 UNIFORM = "uniform"  # the head with uniform weights, the reference of the scores
 COPY_LOSSES = ("first_copy_loss", "second_copy_loss")  # of repeated random sequences, see `HeadScores.copy_losses`
 MAX_MAP_BYTES = 2_000_000  # of the compressed maps of a run
+MAX_WEIGHTS = 1 << 28  # of all maps of a file, which zlib can compress to a thousandth
 
 
 def head_name(head: Head) -> str:
@@ -99,6 +100,8 @@ def read_maps(folder: Path) -> tuple[list[int], dict[int, np.ndarray]]:
     with reading(path):
         ids, shape = arrays["ids"].tolist(), arrays["shape"].tolist()
         maps = {int(name): each.tobytes() for name, each in arrays.items() if name.isdecimal()}
+        if shape[2:] != [len(ids)] * 2 or math.prod(shape) * len(maps) > MAX_WEIGHTS:
+            raise ValueError(f"its maps have the shape {shape}")
         size = math.prod(shape) + 1  # one more, so that too long ones differ
         codes = {step: zlib.decompressobj().decompress(each, size) for step, each in maps.items()}
         return ids, {step: np.frombuffer(each, np.uint8).reshape(shape) for step, each in codes.items()}

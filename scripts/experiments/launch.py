@@ -71,6 +71,7 @@ def run_grid(words: Sequence[str]) -> None:
     if left:
         places = [f"{FOLDER}={quoted(str(folder.absolute()))}", "hydra.sweep.subdir=."]
         jobs = f"+run={','.join(map(quoted, left))}"
+        # with these arguments, since those in the launches.jsonl of somebody else could name code
         job = functools.partial(run_job, {run["folder"]: run["arguments"] for run in runs})
         GlobalHydra.instance().hydra.multirun("train", job, [*launcher, *places, jobs])  # pyright: ignore
     finish(folder)
@@ -123,12 +124,7 @@ def record_launch(
 
 
 def run_job(arguments: Mapping[str, Sequence[str]], cfg: DictConfig) -> None:
-    """A job of Hydra's launcher, on one machine or on a cluster: trains the run `cfg.run` of the sweep.
-
-    Args:
-        arguments: of each run on the command line. Those in launches.jsonl, which can come from somebody else, could
-            name code.
-    """
+    """A job of Hydra's launcher, on one machine or on a cluster: trains the run `cfg.run` of the sweep."""
     folder = Path(HydraConfig.get().sweep.dir)
     train(folder / cfg.run, arguments[cfg.run])
     names = planned_runs(read_launches(folder))

@@ -20,7 +20,7 @@ from tril.model.runs import FAILURE, METRICS, SETTINGS, SWEEP, state_of
 
 NO_VARIANT = ("seed", "output_dir", "resume", "callbacks", "logger")  # settings that do not define a variant
 LOSSES = ("final_val_loss", "final_val_bpb", "best_val_loss", "best_val_bpb")
-OF_A_LAUNCH = ("date", "command", "seeds", "family", "swept", "runs")  # and "baseline"
+OF_A_LAUNCH = ("date", "command", "seeds", "family", "swept", "baseline", "runs")
 RUNNING = ("unfinished", "not started")
 
 
@@ -47,7 +47,7 @@ class Run:
         if self.state != "finished":
             return {}
         summary = runs.Run(self.folder).summary
-        if None not in (flops := [*map(summary.get, ("flops_per_token", "tokens"))]):
+        if None not in (flops := [summary.get(name) for name in ("flops_per_token", "tokens")]):
             summary["training_flops"] = math.prod(flops)
         return summary | {name: math.nan for name in LOSSES if name in summary and summary[name] is None}
 
@@ -182,11 +182,8 @@ def read_launches(folder: Path) -> list[dict]:
     path = folder / SWEEP
     with reading(path):
         launches = [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.is_file() else []
-        if wrong := [name for name in planned_runs(launches) if Path(name).name != name]:
-            raise ValueError(f"{wrong[0]} is no folder of the sweep")
-        return [
-            {name: launch[name] for name in OF_A_LAUNCH} | {"baseline": dict(launch["baseline"])} for launch in launches
-        ]
+        launches = [{name: launch[name] for name in OF_A_LAUNCH} for launch in launches]
+        return [launch | {"baseline": dict(launch["baseline"])} for launch in launches]
 
 
 def planned_runs(launches: Sequence[dict]) -> dict[str, dict]:

@@ -21,7 +21,7 @@ from tril.model.heads.ablation import ablate, average, change_row, remove_in_tur
 from tril.model.heads.attention_maps import TokenWindows, attention_maps
 from tril.model.heads.head_plots import plot_heads
 from tril.model.heads.page import write_page
-from tril.model.heads.records import UNIFORM, all_heads, read_maps, read_records
+from tril.model.heads.records import COPY_LOSSES, HEAD_SCORES, UNIFORM, all_heads, head_name, read_maps, read_records
 from tril.model.heads.scores import SCORES, alphabet_of, in_words, score_heads
 from tril.model.intervals import spread
 from tril.model.masks import document_options
@@ -62,6 +62,9 @@ def describe_model(path: Path, windows: int, prompt: str | None, seed: int, out:
         text, clusters, tokens = sample_windows(checkpoint, windows)
         shown = prompt_ids(lm, tokens, prompt)
         records, (recorded, earlier) = read_records(run_path), read_maps(run_path)
+        drawn = {(score, head) for score in (*SCORES, *COPY_LOSSES) for head in (*map(head_name, names), UNIFORM)}
+        if records is not None and drawn != {*records.columns}:
+            raise ValueError(f"{run_path / HEAD_SCORES} has other heads or scores than {path}; move it away")
         folder = writable(out or run_path / "heads", "out")
     print(f"{path} on {device}: {len(text.ids)} windows of {text.ids.shape[1]} tokens", file=sys.stderr, flush=True)
     ablation = ablate(lm.model, text, clusters)

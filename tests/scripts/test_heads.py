@@ -106,9 +106,12 @@ def test_the_default_text_repeats_its_beginning_after_the_recorded_tokens():
 def test_what_is_refused_leaves_nothing(folder, tmp_path):
     run = Path(shutil.copytree(folder / RUN, tmp_path / "unfinished/run"))
     (run / "summary.json").unlink()
-    for name in ("damaged", "none"):
+    for name in ("damaged", "other", "large", "none"):
         shutil.copytree(run, tmp_path / name)
     (tmp_path / "damaged/heads.csv").write_text("step,head\nx,L0H0\n")
+    (tmp_path / "other/heads.csv").write_text("step,head,entropy\n1,L0H0,2\n")
+    large = {"ids": np.zeros(1 << 14, int), "shape": [2, 1, 1 << 14, 1 << 14], "0": np.zeros(9, np.uint8)}
+    np.savez(tmp_path / "large/head_maps.npz", **large)
     save(tmp_path / "none/checkpoints/last.ckpt", byte_model(n_heads=0, pos="none"))
     before = set(tmp_path.rglob("*"))
     for settings, *names in (
@@ -116,6 +119,8 @@ def test_what_is_refused_leaves_nothing(folder, tmp_path):
         ([f"ckpt={run}", f"prompt={'print(x, ' * 9}"], "context_length=32"),
         ([f"ckpt={run}", "windows=9999"], "windows=9999"),
         (["ckpt=damaged"], "heads.csv"),
+        (["ckpt=other"], "other/heads.csv", "heads or scores"),
+        (["ckpt=large"], "head_maps.npz", "shape"),
         (["ckpt=none/checkpoints/last.ckpt"], "model.n_heads=0"),
     ):
         heads(tmp_path, *settings).refused(*names)
