@@ -110,7 +110,7 @@ REFUSED = [
     ("train ~optim", "optim", "optim=VALUE"),
     ("train ~callbacks.sample", "callbacks.sample", "callbacks.samples"),
     ("train model=nano model=gpt2", "model=gpt2", "model=nano"),
-    ("train optim.schedule=cosine", "optim.schedule=cosine", "optim.schedule.KEY=VALUE"),
+    ("train optim.schedule=cosine", "optim.schedule='cosine'", "optim.schedule.KEY=VALUE"),
     ("train optim.betas=[0.9]", "optim.betas=[0.9]", ""),
     ("train checkpoint=null", "checkpoint=null", "checkpoint.KEY=VALUE"),
     ("train callbacks.progress._target_=os.system", "callbacks.progress._target_", ""),
