@@ -68,11 +68,16 @@ def read_arrays(path: Path) -> "dict[str, np.ndarray]":
 
 
 def check_archive(archive: zipfile.ZipFile) -> None:
-    """Raises BadZipFile if an archive holds more than its bytes, or too many records to read."""
+    """Raises BadZipFile if an archive holds more than its bytes, too many records to read, or damaged ones.
+
+    Readers stop at the end of what a record declares, which may be before the CRC-32 is compared.
+    """
     records, size = archive.infolist(), os.path.getsize(str(archive.filename))
     held = sum(record.file_size for record in records)
     if len(records) > MAX_RECORDS or held > size:
         raise zipfile.BadZipFile(f"a file of {size} bytes has {len(records)} records of {held} bytes")
+    if (record := archive.testzip()) is not None:
+        raise zipfile.BadZipFile(f"the CRC-32 of {record} differs")
 
 
 @contextlib.contextmanager

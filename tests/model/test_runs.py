@@ -4,9 +4,10 @@ import json
 import math
 import os
 
+import numpy as np
 import pytest
 
-from tril.model.atomic_files import atomic_path, remove_leftovers, write_json, write_text
+from tril.model.atomic_files import atomic_path, read_arrays, remove_leftovers, write_json, write_text
 from tril.model.runs import METRICS, Run, find_checkpoint, find_sweep, new_folder, run_folder, state_of
 
 
@@ -101,6 +102,13 @@ def test_a_damaged_file_of_a_run_is_named_in_one_line(name, file, content, run):
     with pytest.raises(ValueError, match=file) as error:
         getattr(run, name)
     assert "\n" not in str(error.value) and len(str(error.value)) < 400
+
+
+def test_an_array_that_says_it_is_shorter_is_damaged(tmp_path):
+    np.savez(path := tmp_path / "a.npz", ids=np.arange(4800))
+    path.write_bytes(path.read_bytes().replace(b"(4800,)", b"(4000,)"))
+    with pytest.raises(ValueError, match=r"a.npz is damaged .*CRC-32"):
+        read_arrays(path)
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
