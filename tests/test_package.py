@@ -8,7 +8,7 @@ from contextlib import nullcontext
 
 import pytest
 
-from tests.contract.harness import BARE, ROOT, install_wheel, merged
+from tests.contract.harness import BARE, ROOT, Process, install_wheel, merged
 from tril.scripts.cli import console
 
 PAGES = (".html", ".css", ".js", ".jinja")
@@ -81,3 +81,14 @@ def test_the_console_command_lists_every_script_and_names_the_nearest(arguments,
     listed = dict(re.findall(r"^  tril (\w+) +(.+)$", printed.out, re.MULTILINE))
     assert listed == ({} if error else console.COMMANDS)
     assert console.COMMANDS.keys() == {path.stem for path in (ROOT / "scripts").glob("[a-z]*.py")} | {"train"}
+
+
+@pytest.mark.parametrize("argument", ["--help", "--version"])
+def test_the_console_command_ends_quietly_when_its_reader_has_gone(argument, tmp_path):
+    def close_reader():
+        read, written = os.pipe()
+        os.close(read)
+        os.dup2(written, 1)
+
+    done = Process("cli.console", argument, cwd=tmp_path, before=close_reader).done()
+    assert (done.returncode, done.stderr) == (141, "")

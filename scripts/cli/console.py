@@ -21,24 +21,27 @@ COMMANDS = {
 def main() -> None:
     """Entry point of the `tril` command."""
     name, *arguments = sys.argv[1:] or ["--help"]
-    if name in ("-h", "--help"):
-        lines = [f"  tril {name:<20} {description}" for name, description in COMMANDS.items()]
-        print("\n".join(["Usage: tril COMMAND [key=value ...]", "", *lines]))
-        print("\ntril COMMAND --help lists the keys of a command.")
-    elif name == "--version":
-        from importlib.metadata import version
-
-        print(f"tril {version('tril')}")
-    elif name in COMMANDS:
+    if name in COMMANDS:
         end_at_interrupt()
         module = importlib.import_module("tril.train" if name == "train" else f"tril.scripts.{name}")
         sys.argv = [str(module.__file__), *arguments]  # with which Lightning starts the other processes of a run
         module.main()
-    else:
-        from tril.data.settings import nearest
+        return
+    from tril.scripts.cli.errors import UserError, exit_with_one_line
 
-        print(f"error: there is no command tril {name}{nearest(name, COMMANDS)}", file=sys.stderr)
-        sys.exit(2)
+    with exit_with_one_line():
+        if name in ("-h", "--help"):
+            lines = [f"  tril {name:<20} {description}" for name, description in COMMANDS.items()]
+            print("\n".join(["Usage: tril COMMAND [key=value ...]", "", *lines]))
+            print("\ntril COMMAND --help lists the keys of a command.")
+        elif name == "--version":
+            from importlib.metadata import version
+
+            print(f"tril {version('tril')}")
+        else:
+            from tril.data.settings import nearest
+
+            raise UserError(f"there is no command tril {name}{nearest(name, COMMANDS)}")
 
 
 def end_at_interrupt() -> None:

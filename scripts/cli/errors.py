@@ -33,6 +33,9 @@ def user_errors() -> Iterator[None]:
 @contextlib.contextmanager
 def exit_with_one_line() -> Iterator[None]:
     """Ends the process where a UserError, a signal, a full disk or the end of a pipe's reader ends the block."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # the shell closed it; print() would use the other one, and files get its number
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))
     if isinstance(sys.stdout, io.TextIOWrapper):  # a character that the terminal lacks is not an error
         sys.stdout.reconfigure(errors="replace")
     try:

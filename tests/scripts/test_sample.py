@@ -3,13 +3,14 @@
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.conftest import byte_model
-from tests.contract.harness import run
+from tests.contract.harness import Process, run
 from tril.data.settings import printable
 from tril.model.checkpoint import save
 from tril.model.generation.language_model import LanguageModel
@@ -91,6 +92,14 @@ def test_a_reader_may_stop_reading(folder):
         process.stdout.close()
         errors = process.stderr.read()
     assert process.returncode == 141 and errors.count(b"\n") == 1, errors
+
+
+@pytest.mark.parametrize("name", ["stdout", "stderr"])
+def test_a_closed_stream_is_no_error_and_its_text_is_not_in_the_other(name, folder):
+    words = "max_new_tokens=4", "device=cpu"
+    expected = vars(run("sample", *words, cwd=folder).succeeded()) | {name: ""}
+    closed = Process("sample", *words, cwd=folder, before=partial(setattr, sys, name, None)).done()
+    assert (closed.returncode, closed.stdout, closed.stderr) == (0, expected["stdout"], expected["stderr"])
 
 
 @pytest.mark.slow
