@@ -28,7 +28,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
-from tril.model.atomic_files import write_json
+from tril.model.atomic_files import write_json, write_text
 from tril.model.formats import clock, figures, shell_command
 from tril.model.runs import FAILURE, ROOTS, SWEEP, check_links, is_resumable, state_of
 from tril.scripts.cli.app import compose, quoted
@@ -112,13 +112,12 @@ def record_launch(
         raise ValueError(f"{folder} holds a sweep of other keys or settings; choose another folder")
     known = planned_runs(launches)
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / SWEEP).open("a", encoding="utf-8") as file:
-        if added := [run for run in runs if run["folder"] not in known]:
-            seeds = sorted({run["seed"] for run in added} - {run["seed"] for run in known.values()})
-            now = datetime.now().astimezone().isoformat(timespec="seconds")
-            launch = {"date": now, "command": shell_command(script, *sys.argv[1:]), "seeds": seeds, "family": family}
-            launch |= {"swept": list(swept), "baseline": dict(baseline), "runs": added}
-            file.write(json.dumps(launch) + "\n")
+    if added := [run for run in runs if run["folder"] not in known]:
+        seeds = sorted({run["seed"] for run in added} - {run["seed"] for run in known.values()})
+        now = datetime.now().astimezone().isoformat(timespec="seconds")
+        launch = {"date": now, "command": shell_command(script, *sys.argv[1:]), "seeds": seeds, "family": family}
+        launch |= {"swept": list(swept), "baseline": dict(baseline), "runs": added}
+        write_text(folder / SWEEP, "".join(f"{json.dumps(each)}\n" for each in [*launches, launch]))
     (folder / SWEEP).touch()  # which makes it the latest
     return folder
 

@@ -3,16 +3,18 @@
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
 import threading
 import time
+from functools import partial
 
 import pytest
 from filelock import FileLock
 
-from tests.contract.harness import BARE, merged, run, summary, unchanged
+from tests.contract.harness import BARE, TINY, Process, merged, run, summary, unchanged
 from tests.scripts.experiments.synthetic import command, launches_of
 from tril.scripts.experiments.grid import folder_name
 from tril.scripts.experiments.launch import train
@@ -85,6 +87,17 @@ def test_more_seeds_and_values_are_launches_of_the_same_folder(here):
     assert [each["seeds"] for each in launches_of(here)] == [[0], [1], []]
     done = command(here, "model.n_heads=1,2", "model.dim=64", f"hydra.sweep.dir={next(here.glob('multirun/*'))}")
     assert done.returncode == 2 and "multirun/" in done.stderr  # other settings
+
+
+def test_a_full_disk_leaves_no_part_of_a_launch(here):
+    command(here, "seed=0").succeeded()
+    [path] = here.glob("multirun/*/launches.jsonl")
+    limit = (path.stat().st_size + 100, resource.RLIM_INFINITY)  # bytes of a file
+    words = "-m", *TINY, "data.path=text.txt", "seed=0,1"
+    full = Process("train", *words, cwd=here, before=partial(resource.setrlimit, resource.RLIMIT_FSIZE, limit)).done()
+    assert full.returncode == 2 and len(launches_of(here)) == 1, full
+    command(here, "seed=0,1").succeeded()
+    assert [each["seeds"] for each in launches_of(here)] == [[0], [1]]
 
 
 def test_a_grid_that_is_repeated_is_the_latest_again(here):
