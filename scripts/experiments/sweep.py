@@ -20,7 +20,8 @@ from tril.model.runs import FAILURE, METRICS, SETTINGS, SWEEP, state_of
 
 NO_VARIANT = ("seed", "output_dir", "resume", "callbacks", "logger")  # settings that do not define a variant
 LOSSES = ("final_val_loss", "final_val_bpb", "best_val_loss", "best_val_bpb")
-OF_A_LAUNCH = ("date", "command", "seeds", "family", "swept", "baseline", "runs")
+OF_A_LAUNCH = ("date", "command", "seeds", "family", "swept", "baseline", "runs")  # in launches.jsonl
+OF_A_RUN = ("folder", "values", "seed", "arguments")
 RUNNING = ("unfinished", "not started")
 
 
@@ -181,9 +182,12 @@ def read_launches(folder: Path) -> list[dict]:
     """
     path = folder / SWEEP
     with reading(path):
-        launches = [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.is_file() else []
-        launches = [{name: launch[name] for name in OF_A_LAUNCH} for launch in launches]
-        return [launch | {"baseline": dict(launch["baseline"])} for launch in launches]
+        lines = path.read_text("utf-8").splitlines() if path.is_file() else []
+        launches = [{name: launch[name] for name in OF_A_LAUNCH} for launch in map(json.loads, lines)]
+        for launch in launches:
+            launch["baseline"] = dict(launch["baseline"])
+            launch["runs"] = [{name: run[name] for name in OF_A_RUN} for run in launch["runs"]]
+        return launches
 
 
 def planned_runs(launches: Sequence[dict]) -> dict[str, dict]:

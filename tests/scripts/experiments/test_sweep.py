@@ -10,7 +10,7 @@ import pytest
 
 from tests.scripts.experiments.synthetic import sweep_of, write_run, write_sweep
 from tril.scripts.experiments.losses import losses_of
-from tril.scripts.experiments.sweep import read_sweep
+from tril.scripts.experiments.sweep import read_launches, read_sweep
 
 KEYS, GRID = ["model.n_heads", "model.window"], {(n, window): {0: 3.0} for n in (1, 4) for window in (8, None)}
 USUAL = {"model.n_heads": 4, "optim.betas": [0.9, 0.95], "logger.save_dir": "a"}
@@ -99,3 +99,12 @@ def test_damaged_files_are_named(name, content, runs):
     (runs / name).write_bytes(content)
     with pytest.raises(ValueError, match=name):
         losses_of(read_sweep(runs))
+
+
+@pytest.mark.parametrize("key", ["date", "command", "seeds", "family", "swept", "baseline", "folder", "arguments"])
+def test_a_launch_without_one_of_its_entries_is_damaged(key, tmp_path):
+    folder = write_sweep(tmp_path, {(1,): {0: 3.0}})
+    path = folder / "launches.jsonl"
+    path.write_text(path.read_text().replace(f'"{key}"', f'"_{key}"'))
+    with pytest.raises(ValueError, match=r"launches.jsonl is damaged"):
+        read_launches(folder)
