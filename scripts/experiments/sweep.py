@@ -181,12 +181,12 @@ def read_launches(folder: Path) -> list[dict]:
         ValueError: it is damaged.
     """
     path = folder / SWEEP
-    with reading(path):
+    with reading(path):  # a missing entry is a KeyError
         lines = path.read_text("utf-8").splitlines() if path.is_file() else []
         launches = [{name: launch[name] for name in OF_A_LAUNCH} for launch in map(json.loads, lines)]
         for launch in launches:
             launch["baseline"] = dict(launch["baseline"])
-            launch["runs"] = [{name: run[name] for name in OF_A_RUN} for run in launch["runs"]]
+            launch["runs"] = [run | {name: run[name] for name in OF_A_RUN} for run in launch["runs"]]
         return launches
 
 
