@@ -182,6 +182,8 @@ class Muon(torch.optim.Optimizer):
                 average = self.state[p].setdefault("average", torch.zeros_like(p))
                 average.lerp_(p.grad, 1 - group["momentum"])
                 update = orthogonalize(p.grad.lerp(average, group["momentum"]))  # Nesterov
+                rows = update.norm(dim=1, keepdim=True)  # equal norms for all rows: Muon+, arXiv:2602.21545
+                update *= (rows.square().mean().sqrt() / rows.clamp(min=1e-30)).clamp(max=2)
                 p -= group["lr"] * math.sqrt(max(1, p.shape[0] / p.shape[1])) * update
 
 

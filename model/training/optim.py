@@ -24,6 +24,7 @@ from tril.model.training.settings import OptimConfig
 NS_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Jordan's quintic: steepest slope at 0 that keeps large values near 1
 FLOAT32_EXPONENT = 0x7F800000  # its bits
 DECAYS = ("weight_decay", "muon_weight_decay")  # the settings
+MAX_ROW_FACTOR = 2.0  # without a limit, a run can diverge (docs/log.md)
 MATCH_RMS = 0.2  # root mean square of a typical AdamW update: Liu et al., 2025, https://arxiv.org/abs/2502.16982, 2.2
 
 
@@ -106,7 +107,10 @@ class MuonAdamW(torch.optim.Optimizer):
         """One Muon step for parameters of one shape.
 
         adjust_lr="original" (Jordan) raises the learning rate of tall matrices; "match_rms_adamw" (Liu et al.) gives
-        updates of AdamW's size, so that AdamW's learning rate and weight decay suit Muon too.
+        updates of AdamW's size, so that AdamW's learning rate and weight decay suit Muon too. `normalize_rows` brings
+        the rows of an update to equal norms, which those of a nearly orthogonal matrix do not have (Muon+: Zhang et
+        al., 2026, https://arxiv.org/abs/2602.21545). It grows no row by more than MAX_ROW_FACTOR: the row of a unit
+        without a gradient is almost zero, and would get an update of full size.
         """
         rate, (rows, columns) = group["lr"], params[0].shape
         ratio = math.sqrt(max(1, rows / columns))
@@ -122,6 +126,10 @@ class MuonAdamW(torch.optim.Optimizer):
         directions = orthogonalize(torch.stack(updates).to(self.products), group["ns_steps"])
         # Contiguous for the fast foreach kernel.
         directions = directions.to(params[0].dtype, memory_format=torch.contiguous_format)
+        if group["normalize_rows"]:
+            norms = directions.norm(dim=-1, keepdim=True)  # (N, rows, 1)
+            factors = norms.square().mean(-2, keepdim=True).sqrt() / norms.clamp(min=torch.finfo(norms.dtype).tiny)
+            directions *= factors.clamp(max=MAX_ROW_FACTOR)  # a zero row stays zero
         directions *= rate * ratio
         torch._foreach_mul_(params, 1 - rate * group["weight_decay"])
         torch._foreach_sub_(params, directions.unbind())
@@ -143,7 +151,7 @@ def param_groups(model: GPT, config: OptimConfig) -> list[dict]:
 
     Frozen parameters are left out; a tied weight counts once.
     """
-    muon = {key: getattr(config, key) for key in ("momentum", "nesterov", "ns_steps", "adjust_lr")}
+    muon = {key: getattr(config, key) for key in ("momentum", "nesterov", "ns_steps", "adjust_lr", "normalize_rows")}
     muon |= {"kind": "muon", "lr": config.lr_scale * config.muon_lr, "weight_decay": config.muon_weight_decay}
     adam = {"kind": "adamw", "lr": config.lr_scale * config.lr, "betas": config.betas, "eps": config.eps, "fused": True}
     no_decay, decay = adam | {"weight_decay": 0.0}, adam | {"weight_decay": config.weight_decay}

@@ -14,6 +14,7 @@ from tril.model import load
 GOLDEN = tuple(
     """
     data.tokenizer.kind=byte trainer.max_steps=30 trainer.val_check_interval=15 optim.lr_scale=0.5
+    optim.normalize_rows=false
     optim.betas=[0.9,0.95] data.double_length_at=[] model.key_offset=false model.embed_skip=false
     model.value_embed=false
     """.split()
@@ -22,7 +23,7 @@ BASE = merged(BARE, *GOLDEN)
 RUNS = {  # name -> settings, which replace those of BASE
     "gpt2": (
         "model.pos=learned model.norm=layernorm model.norm_eps=1e-3 model.bias=true model.mlp=gelu "
-        "model.qk_norm=none model.init=gpt2 optim=adamw optim.lr=0.01 optim.weight_decay=0.3 "
+        "model.qk_norm=none model.init=gpt2 -optim.normalize_rows optim=adamw optim.lr=0.01 optim.weight_decay=0.3 "
         "optim.betas=[0.8,0.98] optim.eps=1e-4 optim.schedule.kind=cosine optim.schedule.min_lr_ratio=0.2"
     ),
     "llama": (
@@ -42,8 +43,8 @@ RUNS = {  # name -> settings, which replace those of BASE
         "optim.nesterov=false optim.schedule.kind=constant optim.schedule.warmup_steps=5"
     ),
     "no attention": (
-        "-model.key_offset -model.value_embed model.n_heads=0 model.mlp=gelu_erf model.pos=learned optim=adamw "
-        "optim.lr=0.01"
+        "-model.key_offset -model.value_embed model.n_heads=0 model.mlp=gelu_erf model.pos=learned "
+        "-optim.normalize_rows optim=adamw optim.lr=0.01"
     ),
     "no FFN": "model.mlp=none model.pos=none optim.kind=muon optim.muon_lr=0.03 optim.lr=0.01",
     "not causal": "model.causal=false causality.allow_leak=true model.checkpoint_activations=true",
@@ -54,6 +55,7 @@ RUNS = {  # name -> settings, which replace those of BASE
         "model.head_dim=12"
     ),
     "three layers": "model.n_layers=3 model.dim=48 optim.ns_steps=3 optim.adjust_lr=match_rms_adamw",
+    "normalized rows": "optim.normalize_rows=true",
     "part of the validation": (
         "data.tokenizer.kind=bpe data.tokenizer.vocab_size=300 trainer.gradient_clip_val=0.1 data.val_batch_size=3 "
         "+trainer.limit_val_batches=5"

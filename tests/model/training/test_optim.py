@@ -50,10 +50,26 @@ def test_muon_equals_torch_in_float32(monkeypatch, change):
     monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.clone)  # torch's own casts to bf16 everywhere
     group = MUON | change
     options = {"adjust_lr_fn" if key == "adjust_lr" else key: value for key, value in group.items()}
-    results = run_both(SHAPES, group | {"kind": "muon"}, torch.optim.Muon, **options)
+    results = run_both(SHAPES, group | {"kind": "muon", "normalize_rows": False}, torch.optim.Muon, **options)
     for start, mine, reference in zip(*results, strict=True):
         # float32 rounding; at most the order of summation differs
         assert (mine - reference).norm() < 1e-5 * (reference - start).norm()
+
+
+@pytest.mark.parametrize("shape", [(24, 8), (8, 24)])
+def test_normalized_rows_have_equal_norms_if_a_factor_of_two_suffices(shape):
+    updates, grad = {}, torch.randn(shape)
+    grad[1], grad[2] = 0.0, 1e-4 * grad[2]
+    for normalize_rows in (False, True):
+        p = nn.Parameter(torch.zeros(shape))
+        p.grad = grad.clone()
+        group = MUON | {"kind": "muon", "weight_decay": 0.0, "normalize_rows": normalize_rows, "params": [p]}
+        MuonAdamW([group]).step()
+        updates[normalize_rows] = p.detach()
+    norms = updates[False].norm(dim=1, keepdim=True)
+    factors = (norms.square().mean().sqrt() / norms).clamp(max=2)  # of the row of zeros: 2
+    assert factors.min() < 1 and factors[2] == 2
+    torch.testing.assert_close(updates[True], factors * updates[False], rtol=1e-3, atol=1e-7)
 
 
 def test_adamw_equals_torch_bit_for_bit():
