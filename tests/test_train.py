@@ -124,7 +124,7 @@ def test_an_early_stop_says_why_keeps_the_best_and_ends_the_run_until_more_patie
     assert (found["steps"], found["best_step"]) == (last, best)
     reason = f"at step {last} of 400 by callbacks.early_stop.patience"
     assert found["stopped_early"].startswith(reason) and reason in done.stdout
-    assert "optim.muon_weight_decay=2" in done.stdout  # the advice for so many passes
+    assert "optim.muon_weight_decay=4" in done.stdout  # the advice for so many passes
     assert {name: state(folder, name)["global_step"] for name in ("last", "best")} == {"last": last, "best": best}
     assert find_checkpoint(folder).name == "best.ckpt"  # of which samples are
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}

@@ -25,6 +25,7 @@ NS_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Jordan's quintic: steepest slope 
 FLOAT32_EXPONENT = 0x7F800000  # its bits
 DECAYS = ("weight_decay", "muon_weight_decay")  # the settings
 MAX_ROW_FACTOR = 2.0  # without a limit, a run can diverge (docs/log.md)
+MAX_DECAY = 4.0  # the largest that was tried (docs/log.md)
 MATCH_RMS = 0.2  # root mean square of a typical AdamW update: Liu et al., 2025, https://arxiv.org/abs/2502.16982, 2.2
 
 
@@ -53,9 +54,13 @@ def orthogonalize(matrices: Tensor, steps: int) -> Tensor:
     return x.mT if tall else x
 
 
-def suitable_decay(passes: float) -> float:
-    """The weight decay, of Muon and its AdamW, that suits a run of so many passes over its text (docs/log.md)."""
-    return 0.0 if passes <= 1 else min(round(passes / 4, 2), 2.0)
+def suitable_decay(config: OptimConfig, steps: int, passes: float) -> float:
+    """The weight decay, of Muon and its AdamW, that suits a run that makes several passes over its text; else 0.
+
+    At its peak, Muon's learning rate times the decay shrinks the weights by a factor e in each pass, since the best
+    decay keeps this time constant for texts of any size (Wang and Aitchison 2024, https://arxiv.org/abs/2405.13698).
+    """
+    return 0.0 if passes <= 1 else min(round(passes / (steps * config.lr_scale * config.muon_lr), 2), MAX_DECAY)
 
 
 class MuonAdamW(torch.optim.Optimizer):

@@ -39,7 +39,8 @@ def describe(trainer: Trainer, module: TrainingModule) -> str:
         f"folder  {trainer.default_root_dir}",
     ]
     if total / train > MANY_PASSES and module.optim.kind == "muon" and not module.optim.muon_weight_decay:
-        advice = " ".join(f"optim.{name}={suitable_decay(total / train):g}" for name in DECAYS)
+        decay = suitable_decay(module.optim, steps, total / train)
+        advice = " ".join(f"optim.{name}={decay:g}" for name in DECAYS)
         lines.append(f"note    a text that is read so often is memorized; {advice} usually lowers the loss")
     return "\n".join(lines)
 

@@ -119,7 +119,7 @@ def plan_time(
         raise ValueError(f"{problem}; raise it, or lower the time of a validation with trainer.limit_val_batches")
     passes = steps * step_tokens / train_tokens
     if optim.kind == "muon" and not any(keeps(f"optim.{key}") for key in DECAYS):
-        optim = replace(optim, **dict.fromkeys(DECAYS, suitable_decay(passes)))
+        optim = replace(optim, **dict.fromkeys(DECAYS, suitable_decay(optim, steps, passes)))
     print(f"time    {clock(seconds)} is left to train and validate, at {step_tokens / step_seconds:,.0f} tokens/s")
     print(f"size    {shape.n_layers} layers of {shape.dim} suit a run of {engineering(steps * step_tokens)} tokens")
     ends = "; it ends before the time, since more passes would not lower the loss" if steps == most else ""

@@ -80,7 +80,11 @@ def test_settings_that_are_kept_stay_and_the_rest_is_fitted_around_them():
 
 def test_a_small_text_is_not_read_too_often_and_the_weights_decay_by_its_passes():
     large, small, tiny = (plan(3600, train_tokens=n) for n in (10**9, 400_000, 34_000))
-    assert [(x.optim.weight_decay, x.optim.muon_weight_decay) for x in (large, small, tiny)] == [(0, 0), (1, 1), (2, 2)]
+    assert [(x.optim.weight_decay, x.optim.muon_weight_decay) for x in (large, small, tiny)] == [
+        (0, 0),
+        (0.37, 0.37),
+        (4, 4),
+    ]
     assert small.steps == small.most == 4 * 400_000 // 2048 and tiny.steps == 200
     layers = [plan(360_000, train_tokens=n).model.n_layers for n in (10**9, 600_000, 34_000, 1_000)]
     assert layers == [8, 6, 4, 4]  # with at least 0.2 tokens per parameter of the blocks in four passes or 200 steps
