@@ -275,7 +275,7 @@ def sample(model: GPT, ids: list[int], n_tokens: int, temperature: float = 0.8) 
 
 
 def main() -> None:
-    path, steps = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 1050
+    path, steps = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 1600
     with open(path, "rb") as file:
         tokens = torch.tensor(list(file.read()))
     n_train = int(0.9 * len(tokens))

@@ -16,7 +16,7 @@ from tril.model.training.settings import Accelerator, Compile, Precision
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 MAX_KEPT_BYTES = 1 << 30
 REGIONAL = "regional"  # one block is compiled, which takes a fraction of the time, and used for all blocks
-COMPILED_FLOPS = 1e14  # of a run on a CPU, from which compilation pays
+COMPILED_FLOPS = 4e13  # of a run on a CPU, from which compilation pays
 GRAPHS = "reduce-overhead"  # the whole loss is compiled, and its kernels are started as one CUDA graph
 
 # Dense bf16 FLOP/s by the names that torch reports, of NVIDIA's data sheets, which print twice these for 2:4 sparsity.
@@ -48,8 +48,8 @@ class Hardware:
     def for_flops(self, flops: float) -> "Hardware":
         """The same with compilation decided for a run of so many FLOPs.
 
-        On two cores, a run of COMPILED_FLOPS takes about seven minutes, of which compilation takes half a minute and
-        saves more than one (docs/log.md). The rule knows no times, so that equal commands make equal runs.
+        On two cores, a run of COMPILED_FLOPS takes three to four minutes. Compilation takes up to a minute of them, and
+        saves as much or more (docs/log.md). The rule knows no times, so that equal commands make equal runs.
         """
         if self.compile != "auto":
             return self

@@ -52,7 +52,7 @@ class TopLevelConfig:
     )
     compile: Compile = setting(
         "auto",
-        "torch.compile; auto: on CUDA, and on a CPU one block in runs of at least 1e14 FLOPs; regional: one block; "
+        "torch.compile; auto: on CUDA, and on a CPU one block in runs of at least 4e13 FLOPs; regional: one block; "
         "reduce-overhead: CUDA graphs",
         common=True,
     )
@@ -123,10 +123,10 @@ class TrainerConfig:
     precision: Precision = setting(
         "auto", "bf16-mixed if the hardware has bf16, else 32-true (16-mixed on older GPUs)", common=True
     )
-    max_steps: Count = setting(1050, "optimizer steps", common=True)
+    max_steps: Count = setting(1600, "optimizer steps", common=True)
     max_time: Any = setting(None, "DD:HH:MM:SS; stops a run early", common=True)
     val_check_interval: Count = setting(
-        350, "optimizer steps between two complete validations; the last step has one", common=True
+        400, "optimizer steps between two complete validations; the last step has one", common=True
     )
     accumulate_grad_batches: Count = setting(1, "micro-batches per optimizer step", common=True)
     log_every_n_steps: Count = setting(10, "optimizer steps between two lines of metrics.csv")

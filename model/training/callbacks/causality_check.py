@@ -67,7 +67,8 @@ class CausalityCheck(Callback):
         if trainer.is_global_zero:
             write_json(self.path, certificate.to_dict() | tested)
             if failed or step is None:
-                says = f"certified in {certificate.seconds:.1f} s ({len(certificate.results)} checks)"
+                spent = f"{certificate.seconds:.1f} s" + (" with compilation" if pl_module.compiles else "")
+                says = f"certified in {spent} ({len(certificate.results)} checks)"
                 print(f"causal  FAILS: {failed[0]}" if failed else f"causal  {says}", flush=True)
         if failed and not self.allow_leak:
             fails = f"fails ({failed[0]}), so the losses of this model would be false"
