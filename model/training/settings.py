@@ -111,7 +111,9 @@ class OptimConfig:
     adjust_lr: Literal["original", "match_rms_adamw"] = setting(
         "original", "Muon's rate by matrix shape; match_rms_adamw suits AdamW's lr and decay", needs="kind=muon"
     )
-    normalize_rows: bool = setting(False, "Muon: equal norms of all rows of an update", needs="kind=muon")
+    normalize_rows: bool = setting(
+        False, "Muon: equal norms of the rows of an update, by factors of at most 2", needs="kind=muon"
+    )
     schedule: ScheduleConfig = group(ScheduleConfig)
 
 
