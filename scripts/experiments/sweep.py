@@ -48,8 +48,9 @@ class Run:
         if self.state != "finished":
             return {}
         summary = runs.Run(self.folder).summary
-        if None not in (flops := [summary.get(name) for name in ("flops_per_token", "tokens")]):
-            summary["training_flops"] = math.prod(flops)
+        flops, tokens = summary.get("flops_per_token"), summary.get("tokens")
+        if flops is not None and tokens is not None:
+            summary["training_flops"] = flops * tokens
         return summary | {name: math.nan for name in LOSSES if name in summary and summary[name] is None}
 
     @property
