@@ -202,6 +202,6 @@ def printable(text: object, keep: str = "") -> str:
 
 def one_line(error: object) -> str:
     """A text, or the message of a library's error, in at most 600 characters without line breaks."""
-    text = str(error).strip() or type(error).__name__
+    text = str(error).strip() or (type(error).__name__ if isinstance(error, BaseException) else "")
     text = text if len(text) <= 600 else f"{text[:300]} ... {text[-295:]}"
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())

@@ -5,6 +5,7 @@ The end-of-text token separates documents. It is inserted as an id and never com
 the saved JSON.
 """
 
+import contextlib
 import os
 from collections.abc import Iterable, Iterator
 from functools import cached_property
@@ -22,6 +23,7 @@ from tril.data.settings import one_line, setting, strict_settings
 LOADED = ("file", "hub")  # kinds of a tokenizer.json of others
 UNKNOWN = "<|unknown|>"  # of kind "char" only
 MIN_BPE_VOCAB_SIZE = 256 + 1  # every byte, and end-of-text
+MAX_IDS = 1 << 21
 CHECKED_BYTES = 1 << 20  # of the text, for a tokenizer of others: bits per byte count the bytes of the text
 SHOWN = 20  # characters
 AUTO_VOCAB_SIZE, BYTES_PER_MERGE = 4096, 512  # without a chosen size
@@ -34,7 +36,7 @@ class TokenizerConfig:
     """
 
     kind: Literal["bpe", "char", "byte", "file", "hub"] = setting("bpe", "bpe | char | byte | file | hub", common=True)
-    vocab_size: Annotated[int, Field(ge=MIN_BPE_VOCAB_SIZE, le=1 << 21)] | None = setting(
+    vocab_size: Annotated[int, Field(ge=MIN_BPE_VOCAB_SIZE, le=MAX_IDS)] | None = setting(
         None,
         "tokens; null: 256, and one for each 512 bytes of the training text, at most 4096",
         common=True,
@@ -144,12 +146,17 @@ def load_checked(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
     tokenizer.encode_special_tokens = True
+    if n_ids(tokenizer) > MAX_IDS:  # the embedding has a row for each id
+        raise ValueError(
+            f"{name} has {n_ids(tokenizer):,} ids with its gaps, and the limit is {MAX_IDS:,}; use another one"
+        )
     if tokenizer.token_to_id(config.eot) is None:
         special = [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special]
         raise ValueError(f"{name} has no data.tokenizer.eot={config.eot}; choose one of {' '.join(special) or 'none'}")
     for text in first_bytes(texts, CHECKED_BYTES):
-        ids = tokenizer.encode(text, add_special_tokens=False).ids
-        decoded = tokenizer.decode(ids, skip_special_tokens=False)
+        with library_errors(f"{name}: "):
+            ids = tokenizer.encode(text, add_special_tokens=False).ids
+            decoded = tokenizer.decode(ids, skip_special_tokens=False)
         if decoded != text and unknown_id(tokenizer) not in ids:
             start = len(os.path.commonprefix([text, decoded]))
             change = f"{text[start : start + SHOWN]!r} becomes {decoded[start : start + SHOWN]!r}"
@@ -170,15 +177,26 @@ def load_tokenizer(content: str) -> Tokenizer:
     """The tokenizer of a tokenizer.json.
 
     Raises:
-        ValueError: it cannot be read; one line.
+        ValueError: it cannot be read, or has no tokens; one line.
     """
-    try:
+    with library_errors():
         tokenizer = Tokenizer.from_str(content)
-    except Exception as error:  # the library raises no other class
-        raise ValueError(f"the tokenizer cannot be read ({one_line(error)}); use another one") from error
+    if not tokenizer.get_vocab():
+        raise ValueError("the tokenizer has no tokens; use another one")
     tokenizer.no_truncation()  # settings of a downloaded tokenizer; both would change the text
     tokenizer.no_padding()
     return tokenizer
+
+
+@contextlib.contextmanager
+def library_errors(start: str = "") -> Iterator[None]:
+    """Turns an error of the library `tokenizers` into a ValueError of one line, which begins with `start`."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the library raises Exception itself, and a panic of Rust, which is none
+        raise ValueError(f"{start}the tokenizer cannot be used ({one_line(error)}); use another one") from error
 
 
 def n_ids(tokenizer: Tokenizer) -> int:

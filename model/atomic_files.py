@@ -82,7 +82,12 @@ def check_archive(archive: zipfile.ZipFile) -> None:
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[Path]:
-    """Raises ValueError that names the file if its content is not what the block reads. An OSError is unchanged."""
+    """Raises ValueError that names the file if its content is not what the block reads. An OSError is unchanged.
+
+    A pipe or a device is an error too: nobody may write to a pipe, and some devices do not end.
+    """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise ValueError(f"{path} is a pipe or a device; name a file")
     try:
         yield path
     except OSError:

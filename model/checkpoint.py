@@ -13,7 +13,7 @@ import hashlib
 import math
 import pickletools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import field, fields
 from itertools import pairwise
 from pathlib import Path
@@ -30,7 +30,7 @@ from tril.data.settings import explain, one_line, strict_settings
 from tril.model.atomic_files import atomic_path, check_archive, reading
 from tril.model.config import GPTConfig
 from tril.model.generation.language_model import LanguageModel
-from tril.model.gpt import GPT
+from tril.model.gpt import GPT, check_memory
 
 PREFIX = "model."  # of parameter names: the GPT is the attribute `model` of the module that Lightning saves
 MAX_PATHS = 1_000_000  # to one value of a checkpoint
@@ -84,6 +84,9 @@ class Checkpoint:
             if absent := {field.name for field in fields(GPTConfig)} - config.keys():
                 raise ValueError(f"it has no model.{min(absent)}, so another version of Tril wrote it; train again")
             entry = state["tril"] | {"config": GPTConfig(**config)}
+            check_dense(weights)
+            if len(weights) < entry["config"].n_layers:  # before thousands of blocks are built
+                raise ValueError(f"model.n_layers={entry['config'].n_layers} needs more than {len(weights)} weights")
             return cls(**entry, weights=weights, step=state.get("global_step"), path=path)
 
     def entry(self) -> dict[str, Any]:
@@ -116,12 +119,26 @@ class Checkpoint:
         )
         if wrong := sorted(needed ^ stored):
             raise ValueError(f"{wrong[0][0]} is missing, unknown, of another shape, or no floating-point tensor")
+        check_memory(self.config)  # tables of positions are not in the file
         copies = {name: x.to(device, torch.float32, copy=True) for name, x in weights.items()}
         model.load_state_dict(copies, assign=True, strict=False)
         model.tie_head()
         with torch.device(device):
             model.pos_embed.make_tables()
         return model
+
+
+def check_dense(weights: Mapping[str, Any]) -> None:
+    """Raises ValueError for what is no plain tensor: sparse, quantized or nested, without data, or of repeated data.
+
+    A file of some bytes can say that a tensor repeats one number 2^40 times, or has no data.
+    """
+    for name, x in weights.items():
+        is_plain = isinstance(x, Tensor) and x.layout is torch.strided and not x.is_nested and not x.is_quantized
+        if is_plain and x.is_floating_point():
+            is_plain = x.dtype.itemsize > 1  # torch compares no numbers of 8 bits
+        if not is_plain or x.is_meta or x.nbytes > x.untyped_storage().nbytes():
+            raise ValueError(f"{name} is no dense tensor of usual numbers; use another file")
 
 
 def save(path: str | Path, lm: LanguageModel, **data: Any) -> None:

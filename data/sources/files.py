@@ -3,7 +3,7 @@
 import glob
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -160,12 +160,12 @@ def matching(pattern: str) -> Iterator[Path]:
         yield from matching(os.path.join(glob.escape(folder), *(parts[i + 1 :] or ["*"])))
 
 
-def folders_below(tops: Iterable[str]) -> Iterator[str]:
-    """Folders and all that are below them and not hidden; each once, also if links lead to it again."""
-    known = set[str]()
+def folders_below(tops: Sequence[str]) -> Iterator[str]:
+    """Folders and all that are below them and not hidden; each once, and none that links name above them."""
+    known, above = set[str](), {str(path) for top in tops for path in Path(os.path.realpath(top)).parents}
     for folder, subfolders, _ in chain.from_iterable(os.walk(top, followlinks=True) for top in tops):
         subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
-        if (real := os.path.realpath(folder)) in known:
+        if (real := os.path.realpath(folder)) in known or (real in above and folder not in tops):
             subfolders.clear()
         else:
             known.add(real)

@@ -364,7 +364,8 @@ def with_outliers(module: nn.Module) -> nn.Module:
 
 
 def checkpointed(module: nn.Module) -> nn.Module:
-    module.gradient_checkpointing_enable()  # pyright: ignore[reportCallIssue] of transformers
+    name = "activation_checkpointing_enable"  # since transformers 5.24, which warns of the earlier name
+    getattr(module, name if hasattr(module, name) else "gradient_checkpointing_enable")()
     return module.train()
 
 

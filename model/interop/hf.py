@@ -57,7 +57,7 @@ def read_hf(folder: str | Path) -> Checkpoint:
         eot = eot[0] if isinstance(eot, list) and eot else eot
         named_eot = settings.get("eos_token")  # a text, or an object that has it
         named_eot = named_eot.get("content") if isinstance(named_eot, dict) else named_eot
-        eot = tokenizer.id_to_token(eot) if type(eot) is int and eot >= 0 else named_eot
+        eot = tokenizer.id_to_token(eot) if type(eot) is int and 0 <= eot < 2**32 else named_eot
         if not isinstance(eot, str) or tokenizer.token_to_id(eot) is None:
             raise ValueError(f"no end-of-text token: set eos_token_id in {CONFIG}, or eos_token in {TOKENIZER_CONFIG}")
         weights = read_tensors(folder)

@@ -14,7 +14,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models
 from torch import Tensor
 
-from tril.model.checkpoint import Checkpoint, load_plain, named
+from tril.model.checkpoint import Checkpoint, check_dense, load_plain, named
 from tril.model.generation.language_model import EOT
 from tril.model.interop.architectures import EMBED, HEAD, NANOGPT, read_config, read_weights
 
@@ -39,11 +39,11 @@ def read_nanogpt(path: Path, tokenizer: tuple[Tokenizer, str] | None = None) -> 
     if not isinstance(weights, dict) or not isinstance(arguments, dict):
         raise ValueError(f"{path} has no model and model_args; name the ckpt.pt that train.py of nanoGPT wrote")
     with named(path):
+        if wrong := [name for name, x in arguments.items() if isinstance(x, Tensor)]:
+            raise ValueError(f"{wrong[0]} of model_args is a tensor; use another file")
         config = read_config(NANOGPT, arguments)
         tensors = {str(name).removeprefix(COMPILED): tensor for name, tensor in weights.items()}
-        for name, x in tensors.items():
-            if not isinstance(x, Tensor) or x.is_meta or x.nbytes > x.untyped_storage().nbytes():
-                raise ValueError(f"{name} is no dense tensor; use another file")
+        check_dense(tensors)
         state = read_weights(NANOGPT, config, tensors)
         if tokenizer is None:
             meta = find_meta(path, content.get("config"))
@@ -65,7 +65,8 @@ def read_nanogpt(path: Path, tokenizer: tuple[Tokenizer, str] | None = None) -> 
 def find_meta(path: Path, run: Any) -> Path:
     """The character table next to a checkpoint, or in data/DATASET of the folder above it. Raises ValueError."""
     dataset, folders = run.get("dataset") if isinstance(run, dict) else None, [path.parent]
-    if isinstance(dataset, str) and dataset not in ("", "..") and Path(dataset).name == dataset:  # within data/
+    is_name = isinstance(dataset, str) and 0 < len(dataset) < 256 and dataset.isprintable()
+    if is_name and dataset != ".." and Path(dataset).name == dataset:  # within data/
         folders.append(path.absolute().parent.parent / "data" / dataset)
     for folder in folders:
         if (folder / META).is_file():

@@ -99,7 +99,7 @@ def unreadable(argument: str, settings: Collection[str]) -> str:
     key, equals, value = argument.partition("=")
     if argument.startswith("-"):
         name = key.lstrip("-").replace("-", "_")
-        name = next((each for each in settings if name in (each, each.rpartition(".")[2])), name)
+        name = next((each for each in settings if name in (each, each.rpartition(".")[2])), "KEY")
         return f"{argument}: settings have no dashes; write {name}={value or 'VALUE'}, and --help lists all"
     if equals and key.strip("+~"):
         plain = "write KEY=VALUE without spaces, a list as [1,2]"

@@ -86,6 +86,8 @@ REFUSED = [
     ("train n_head=4", "n_head", "model.n_heads"),
     ("train --seed 3", "--seed", "seed="),
     ("train --lr 1e-3", "--lr", "write optim.lr="),
+    ("train --version", "--version", "write KEY="),
+    ("train model.pos=", "model.pos= must be", "rope"),
     ("train learning_rate=1e-3", "learning_rate", "optim.lr"),
     ("train MODEL.DIM=3", "MODEL.DIM", "model.dim"),
     ("train m\u043edel.dim=3", r"'m\u043edel.dim=3'", ""),  # a letter of another alphabet
@@ -195,6 +197,8 @@ REFUSED = [
     ("referee candidate=model.dim=64 budget=tomorrow", "budget=tomorrow", "60m"),
     ("referee candidate=model.n_heads=5", "model.n_heads=5", ""),
     ("referee margin=1", "candidate", "baseline"),
+    ("referee model.n_heads=8", "model.n_heads", 'candidate="model.n_heads='),
+    ("sample ckpt=", "no checkpoint is named", "latest"),
     ("referee candidate=causality.allow_leak=true", "causality.allow_leak", ""),
     ("referee candidate=seed=1", "seed=1", ""),
     ('referee "candidate=\'model.dim="', "quotation", "candidate"),

@@ -101,6 +101,7 @@ UNREADABLE = [  # name, content, and the parts of the message
     ("a.parquet", parquet().replace(b"text", b"tent"), ["data.text_field", "id, tent"]),
     ("a.txt.gz", gzip.compress(b"text" * 99, mtime=0)[:-9], []),
     ("a.txt.gz", b"\x1f\x8b not of gzip", []),
+    ("a.txt.bz2", 5 * bz2.compress(b"a" * (1 << 26)), ["unpacks to more than 268,435,456 bytes"]),
     ("a.txt", "é".encode("latin-1"), ["UTF-8"]),
     ("a.txt", "a\0b", ["zero byte"]),
     ("a.txt", "", ["empty"]),
@@ -144,8 +145,9 @@ def test_the_files_of_a_pattern(tmp_path, pattern, found):
     assert "data.path" in error_of(lambda: read(tmp_path / "*.rst"))
 
 
-def test_links_to_folders_are_followed_once(tmp_path):
-    write(tmp_path, {"text/a.txt": "a", "other/b.txt": "b"})
+def test_links_to_folders_are_followed_once_and_not_upwards(tmp_path):
+    write(tmp_path, {"text/a.txt": "a", "other/b.txt": "b", "above.txt": "c"})
+    (tmp_path / "text" / "up").symlink_to(tmp_path)  # or to /
     (tmp_path / "text" / "link").symlink_to(tmp_path / "other")
     (tmp_path / "text" / "loop").symlink_to(tmp_path / "text")
     for pattern in ("text", "text/**/*.txt"):

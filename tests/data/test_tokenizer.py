@@ -63,6 +63,14 @@ def test_a_tokenizer_that_changes_the_text_is_an_error(loaded, normalizer):
     assert f"data.tokenizer.path={config.path}" in message
 
 
+@pytest.mark.parametrize("vocab", ['{"<|endoftext|>": 0}', '{"<|endoftext|>": 0, "a": 4000000000}'])
+def test_a_tokenizer_that_lacks_tokens_or_has_huge_ids_is_an_error(loaded, tmp_path, vocab):
+    config = loaded()
+    model = f'{{"type": "WordLevel", "vocab": {vocab}, "unk_token": "none"}}'
+    (tmp_path / "tokenizer.json").write_text(f'{{"version": "1.0", "added_tokens": [], "model": {model}}}')
+    assert f"data.tokenizer.path={config.path}" in error_of(lambda: build(config, ["b"]))
+
+
 def test_a_tokenizer_without_the_end_of_text_is_an_error_with_its_special_tokens(loaded):
     add = lambda tokenizer: tokenizer.add_special_tokens(["</s>", "<pad>"])  # noqa: E731
     message = error_of(lambda: build(loaded(add, eot="<eos>")))

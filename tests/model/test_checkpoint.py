@@ -143,6 +143,12 @@ LIES = [  # what a file says that is not so, and what the error names
     (lambda content: content["tril"]["config"].pop("key_offset"), "model.key_offset"),
     (weight("norm.weight", torch.ones(32).long()), "norm.weight"),
     (weight("norm.weight", torch.ones(1).expand(10**9, 10**9)), "norm.weight"),
+    *(
+        (weight("norm.weight", x), "norm.weight")
+        for x in (torch.ones(32).to_sparse(), torch.ones(32, device="meta"), 1)
+    ),
+    (config(n_layers=10_000), "model.n_layers=10000"),
+    (config(context_length=2**29), "model.context_length="),
     (lambda content: content["tril"].update(eot=3, certificate=True), "eot=3 .*certificate=true"),
     (lambda content: content["tril"].pop("tokenizer"), "tokenizer"),
     (lambda c: c["tril"].update(tokenizer=c["tril"]["tokenizer"].replace('"a":', '"a":4000000', 1)), "vocab_size=300"),

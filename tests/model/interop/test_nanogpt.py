@@ -92,6 +92,8 @@ REFUSED = [  # changes of a checkpoint of 36 characters, and a name in the messa
     (lambda content: content["model"].update({WTE: torch.zeros(1).expand(10**6, 32)}), WTE),
     (lambda content: content["model"].update({"lm_head.weight": content["model"][WTE] + 1}), "lm_head.weight"),
     (lambda content: content["model"].update({WTE: 1.0}), WTE),
+    (lambda content: content["model"].update({WTE: content["model"][WTE].to(torch.float8_e4m3fn)}), WTE),
+    (lambda content: content["model_args"].update(bias=torch.zeros(3)), "bias of model_args"),
     (lambda content: None, "vocab_size=36"),  # the tokenizer has 257 tokens
 ]
 

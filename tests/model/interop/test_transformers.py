@@ -216,6 +216,7 @@ REFUSED = [  # values of config.json, a change of the weights, or the content of
     ("SmolLM", (WEIGHTS, b"\x09" + bytes(7)), WEIGHTS),
     ("SmolLM", ("tokenizer.json", TOO_MANY), "vocab_size=264"),
     ("SmolLM", ("tokenizer.json", b"\xff"), "tokenizer.json"),
+    ("SmolLM", {"eos_token_id": 10**30}, "eos_token_id"),
     ("SmolLM", ("config.json", b"[" * 100_000), "config.json"),
 ]
 

@@ -84,13 +84,13 @@ def arrays(shape: tuple, **others) -> bytes:
 
 
 LAUNCH = {"date": "", "command": "", "seeds": [], "family": "", "swept": [], "baseline": {}, "runs": []}
+RUN = {"folder": [1], "values": {}, "seed": 0, "arguments": []}
 DAMAGED = [  # tests/model/test_runs.py has more of them, of a single run
     *((name, b"a: [") for name in ("launches.jsonl", "day/a/windows_last.npz", "day/a/config.yaml")),
     *(("day/a/windows_last.npz", arrays(shape)) for shape in ((7,), (8, 1), (10**13,))),
     *(("day/a/windows_last.npz", arrays((n,), targets=np.full(n, size))) for n, size in ((0, 1), (8, 0), (8, -1))),
     *(("day/a/windows_last.npz", arrays((8,), context_length=x)) for x in (0, "32", [32, 32])),
-    *(("launches.jsonl", json.dumps(x).encode()) for x in ([], {"runs": 3}, {"swept": [], "runs": [{"folder": [1]}]})),
-    ("launches.jsonl", json.dumps({key: x for key, x in LAUNCH.items() if key != "family"}).encode()),
+    *(("launches.jsonl", json.dumps(x).encode()) for x in ([], LAUNCH | {"runs": 3}, LAUNCH | {"runs": [RUN]})),
 ]
 
 
