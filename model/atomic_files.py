@@ -1,6 +1,7 @@
 """Files that are replaced as a whole, JSON without NaN, and files of somebody else, which may be damaged."""
 
 import contextlib
+import io
 import json
 import os
 import zipfile
@@ -12,6 +13,7 @@ from tril.data.settings import one_line
 
 if TYPE_CHECKING:
     import numpy as np
+    from matplotlib.figure import Figure
 
 
 MAX_RECORDS = 20_000  # of an archive: opening each takes a moment
@@ -27,12 +29,24 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     path = Path(path)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        yield part
-        with part.open("rb") as file:
-            os.fsync(file.fileno())
-        os.replace(part, path)
+        with writing(path):
+            yield part
+            with part.open("rb") as file:
+                os.fsync(file.fileno())
+            os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Names the file in an OSError of the block that names none, such as on a full disk, or a temporary one."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename is not None and not str(error.filename).endswith(".part"):
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def remove_leftovers(folder: str | Path) -> None:
@@ -50,6 +64,13 @@ def write_text(path: str | Path, text: str) -> None:
 def write_json(path: str | Path, value) -> None:
     """Writes indented JSON atomically; NaN and infinities, which JSON does not have, become null."""
     write_text(path, json.dumps(without_nan(value), indent=2) + "\n")
+
+
+def write_picture(path: str | Path, figure: "Figure", dpi: int) -> None:
+    """Writes a PNG atomically. A link at `path` is replaced."""
+    figure.savefig(content := io.BytesIO(), dpi=dpi, format="png")
+    with atomic_path(path) as part:
+        part.write_bytes(content.getvalue())
 
 
 def without_nan(value):

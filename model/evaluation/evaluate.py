@@ -25,6 +25,7 @@ from tril.data.settings import unflatten
 from tril.data.sources import parse
 from tril.data.sources.base import Source, Split
 from tril.data.tokenizer import TokenizerConfig
+from tril.model.atomic_files import write_text
 from tril.model.checkpoint import Checkpoint
 from tril.model.comparison import Comparison, compare
 from tril.model.formats import markdown_table, plural
@@ -180,7 +181,7 @@ class Subject:
         train = data.token_budget if part == "all" else 1  # the least that `prepare` encodes of the training part
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "tokenizer.json"
-            path.write_text(self.checkpoint.tokenizer, encoding="utf-8")
+            write_text(path, self.checkpoint.tokenizer)
             tokenizer = TokenizerConfig(kind="file", path=str(path), eot=self.checkpoint.eot)
             return prepare(replace(data, tokenizer=tokenizer, token_budget=train), progress=False)
 

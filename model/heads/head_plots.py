@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tril.model.atomic_files import write_picture
 from tril.model.comparison import UNCLEAR
 from tril.model.heads.ablation import Ablation
 from tril.model.heads.records import COPY_LOSSES, UNIFORM
@@ -41,8 +42,7 @@ def plot_heads(
     draw_removal(axes["in turn"], removal)
     if records is not None:
         draw_records(axes, records)
-    Path(path).unlink(missing_ok=True)  # perhaps a link to another place
-    figure.savefig(path, dpi=DPI)
+    write_picture(path, figure, DPI)
 
 
 def draw_ablation(axes: "Axes", ablation: Ablation) -> None:

@@ -165,8 +165,12 @@ def export_hf(folder: Path, checkpoint: Checkpoint) -> str:
     with TemporaryDirectory(prefix=".export-", dir=folder.parent) as temporary:
         part = Path(temporary) / folder.name
         part.mkdir()
-        class_name = write_hf(part, lm)
-        write_json(part / "certificate.json", (checkpoint.certificate or {}) | {"text": certificate})
+        try:
+            class_name = write_hf(part, lm)
+            write_json(part / "certificate.json", (checkpoint.certificate or {}) | {"text": certificate})
+        except OSError as error:
+            cause = f"cannot write {folder} ({error.strerror or error})"
+            raise OSError(f"{cause}; choose another folder with out=FOLDER") from error
         check_equal(part, lm)
         part.replace(folder)
     return class_name

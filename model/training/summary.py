@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from lightning import Trainer
 
-from tril.model.atomic_files import write_json
+from tril.model.atomic_files import write_json, write_picture
 from tril.model.checkpoint import code_sha256
 from tril.model.formats import clock, engineering, figures, plural, shell_command
 from tril.model.gpt import sizes
@@ -144,7 +144,7 @@ def plot_losses(path: Path, metrics: Metrics, title: str, *, initial: float | No
     axes.grid(alpha=0.3)
     axes.set_title(title, fontsize=11, parse_math=False)
     figure.legend(fontsize=9, loc="outside lower center")  # never over a curve
-    figure.savefig(path, dpi=150)
+    write_picture(path, figure, dpi=150)
 
 
 def peak_memory_bytes(accelerator: str) -> float:

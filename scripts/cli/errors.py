@@ -13,6 +13,7 @@ from pathlib import Path
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
+from tril.data.cache import NO_SPACE
 from tril.data.settings import explain, printable
 from tril.model.formats import wrapped
 from tril.model.runs import CHECKPOINTS, SETTINGS, SWEEP
@@ -27,7 +28,7 @@ def user_errors() -> Iterator[None]:
     except (UserError, BrokenPipeError):
         raise
     except (ValueError, OSError) as error:
-        raise UserError(message_of(error)) from error
+        raise UserError(message_of(error) + remedy_of(error)) from error
 
 
 @contextlib.contextmanager
@@ -53,6 +54,8 @@ def exit_with_one_line() -> Iterator[None]:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
     except OSError as error:
+        if remedy := remedy_of(error):
+            fail(message_of(error) + remedy)
         if error.filename is not None or error.errno not in (errno.EPIPE, errno.ENOSPC):
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python's flush at exit fails
@@ -76,6 +79,12 @@ def message_of(error: BaseException) -> str:
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"  # without "[Errno 2]"
     return explain(error) if isinstance(error, ValidationError) else " ".join(str(error).split())
+
+
+def remedy_of(error: BaseException) -> str:
+    """The end of the line for a file on a full disk; empty for other errors."""
+    is_full = isinstance(error, OSError) and error.filename is not None and error.errno in NO_SPACE
+    return "; free space on that disk and start again, or choose another folder" if is_full else ""
 
 
 def unknown_setting(key: str, settings: Mapping[str, FieldInfo], groups: Collection[str]) -> str:

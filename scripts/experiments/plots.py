@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from tril.model.atomic_files import write_picture
 from tril.model.comparison import BETTER, EQUAL, UNCLEAR, WORSE, Comparison
 from tril.model.runs import METRICS
 from tril.model.runs import Run as RunFolder
@@ -49,8 +50,7 @@ def draw(sweep: Sweep, losses: Losses, folder: Path, comparisons: Mapping[str, C
     drawn = {"differences.png": plot_differences(sweep, losses, comparisons), "curves.png": plot_curves(sweep)}
     pictures = {name: picture for name, picture in drawn.items() if picture is not None}
     for name, picture in pictures.items():
-        (folder / name).unlink(missing_ok=True)  # perhaps a link to another place
-        picture.figure.savefig(folder / name, dpi=DPI)
+        write_picture(folder / name, picture.figure, DPI)
     return pictures
 
 

@@ -1,5 +1,6 @@
 """Where runs and checkpoints are, what their files hold, damaged ones, and files that are replaced as a whole."""
 
+import errno
 import json
 import math
 import os
@@ -127,6 +128,18 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
         part.write_text("half")
         raise ZeroDivisionError
     assert (tmp_path / "a.txt").read_text(encoding="utf-8") == "old é" and os.listdir(tmp_path) == ["a.txt"]
+
+
+NAMED = [(None, "a.txt"), (".a.txt.12.part", "a.txt"), ("b.txt", "b.txt")]  # by the system -> by the error
+
+
+@pytest.mark.parametrize(("named", "expected"), NAMED, ids=str)
+def test_an_error_of_a_full_disk_names_the_file(named, expected, tmp_path):
+    with pytest.raises(OSError, match="No space left") as error, atomic_path(tmp_path / "a.txt") as part:
+        part.write_text("half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), named and str(tmp_path / named))
+    assert (error.value.errno, error.value.filename) == (errno.ENOSPC, str(tmp_path / expected))
+    assert os.listdir(tmp_path) == []
 
 
 def test_leftovers_of_killed_processes_are_removed(tmp_path):

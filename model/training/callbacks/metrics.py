@@ -18,7 +18,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 from torch.optim import Optimizer
 
-from tril.model.atomic_files import atomic_path
+from tril.model.atomic_files import atomic_path, writing
 from tril.model.runs import METRICS, WINDOWS, Run
 from tril.model.training.hardware import Hardware
 from tril.model.training.module import TrainingModule
@@ -59,7 +59,7 @@ class RunLog(Logger):
         if rank_zero_only.rank > 0:
             return
         if row.keys() <= {*self._columns}:
-            with self.path.open("a", encoding="utf-8", newline="") as file:
+            with writing(self.path), self.path.open("a", encoding="utf-8", newline="") as file:
                 csv.DictWriter(file, self._columns).writerow(row)
             return
         self._columns = sorted({name for row in self.rows for name in row})

@@ -10,6 +10,7 @@ from tqdm import tqdm
 
 from tril.data.cache import PROGRESS
 from tril.data.tokenizer import encode_prompt
+from tril.model.atomic_files import writing
 from tril.model.formats import clock, figures
 from tril.model.generation.language_model import LanguageModel
 from tril.model.runs import partial_validation
@@ -102,7 +103,7 @@ class Samples(Callback):
         for logger in (each for each in trainer.loggers if isinstance(each, WandbLogger)):
             row: list[Any] = [step, self.prompt, texts[0]]
             logger.log_text("samples", ["step", "prompt", "text"], [row], step=step)
-        with self.path.open("ab") as file:
+        with writing(self.path), self.path.open("ab") as file:
             file.write(f"--- sample at step {step} ---\n{self.prompt}{texts[0]}\n".encode())
             self._size = file.tell()
         for i, text in enumerate(texts if is_last else (), start=1):

@@ -11,11 +11,11 @@ def drawn(monkeypatch):
     """File name -> figure of all pictures. They are not saved, which takes a second each."""
     figures = {}
 
-    def keep(figure, path, **_):
+    def keep(path, figure, dpi):
         figures[path.name] = figure
         path.write_bytes(b"")
 
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", keep)
+    monkeypatch.setattr("tril.scripts.experiments.plots.write_picture", keep)
     return figures
 
 
