@@ -97,6 +97,11 @@ def check_archive(archive: zipfile.ZipFile) -> None:
     held = sum(record.file_size for record in records)
     if len(records) > MAX_RECORDS or held > size:
         raise zipfile.BadZipFile(f"a file of {size} bytes has {len(records)} records of {held} bytes")
+    with open(str(archive.filename), "rb") as file:
+        file.seek(-12 - len(archive.comment), os.SEEK_END)
+        declared = int.from_bytes(file.read(2), "little")  # a damaged length can hide a record of the list
+    if declared not in (len(records), 0xFFFF):
+        raise zipfile.BadZipFile(f"{len(records)} of {declared} records are readable")
     if (record := archive.testzip()) is not None:
         raise zipfile.BadZipFile(f"the CRC-32 of {record} differs")
 

@@ -6,6 +6,8 @@ Lightning starts the processes of trainer.devices=N itself; torchrun and Slurm's
 import contextlib
 import logging
 import os
+import threading
+import time
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -28,7 +30,8 @@ if TYPE_CHECKING:
 
 OF_A_RUN = (SETTINGS, SUMMARY, CHECKPOINTS, METRICS)
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "SLURM_PROCID")  # of torchrun, Lightning and srun, in Lightning's order
-RUN_FOLDER = "TRIL_RUN_FOLDER"  # the variable in which rank 0 tells the processes that Lightning starts its folder
+# The variables in which rank 0 tells the processes that Lightning starts its folder and its process id.
+RUN_FOLDER, RANK_0 = "TRIL_RUN_FOLDER", "TRIL_RANK_0"
 
 
 def process_rank() -> int:
@@ -53,6 +56,15 @@ def quiet_ranks() -> None:
         PROGRESS["disable"] = True
         warnings.simplefilter("ignore")
         logging.disable(logging.WARNING)
+    if process_rank() > 0 and (parent := os.environ.get(RANK_0)) is not None:
+        threading.Thread(target=end_after, args=(int(parent),), daemon=True).start()
+
+
+def end_after(parent: int) -> None:
+    """Ends this process when its parent has. torch would wait for half an hour for a rank 0 that was killed early."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
 
 
 @contextlib.contextmanager
@@ -73,6 +85,8 @@ def open_run(chosen: str | None, checkpoint: "Checkpoint | None") -> Iterator[Ru
             stack.callback(os.environ.pop, RUN_FOLDER, None)
             run = Run(folder)
             if process_rank() == 0:
+                os.environ[RANK_0] = str(os.getpid())
+                stack.callback(os.environ.pop, RANK_0, None)
                 stack.enter_context(run.lock())
                 remove_leftovers(folder)
         try:

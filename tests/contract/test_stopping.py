@@ -190,6 +190,18 @@ def test_a_killed_process_ends_the_run_and_no_process_is_left(texts, tmp_path):
     assert not psutil.wait_procs(family, timeout=30)[1]
 
 
+@pytest.mark.slow
+def test_a_rank_ends_if_rank_0_is_killed_before_they_meet(texts, tmp_path):
+    process = Process("train", *merged(BARE, f"data.path={texts}", "trainer=ddp", "trainer.devices=2"), cwd=tmp_path)
+    family = []
+    while process.is_alive() and not family:
+        time.sleep(0.05)
+        children = psutil.Process(process.pid).children(recursive=True)
+        family = [child for child in children if "train.py" in " ".join(child.cmdline())]
+    psutil.Process(process.pid).kill()
+    assert family and not psutil.wait_procs(family, timeout=60)[1]
+
+
 @pytest.mark.parametrize("command", ["evaluate", "heads windows=2"])
 def test_a_result_that_cannot_be_written_is_printed(command, trained, tmp_path):
     words = [*command.split(), f"ckpt={trained}", "device=cpu", f"out={tmp_path / 'out'}"]

@@ -130,6 +130,15 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
     assert (tmp_path / "a.txt").read_text(encoding="utf-8") == "old é" and os.listdir(tmp_path) == ["a.txt"]
 
 
+def test_an_archive_that_hides_an_array_is_damaged(tmp_path):
+    np.savez(path := tmp_path / "a.npz", ids=np.arange(9), shape=np.arange(4))
+    content = path.read_bytes()
+    record = content.index(b"PK\1\2")  # of the list at the end of the file; the next has 46 + 9 bytes
+    path.write_bytes(content[: record + 32] + bytes([55]) + content[record + 33 :])  # the length of a comment
+    with pytest.raises(ValueError, match=r"a.npz is damaged .*1 of 2 records"):
+        read_arrays(path)
+
+
 NAMED = [(None, "a.txt"), (".a.txt.12.part", "a.txt"), ("b.txt", "b.txt")]  # by the system -> by the error
 
 
