@@ -6,6 +6,8 @@ the saved JSON.
 """
 
 import contextlib
+import json
+import math
 import os
 from collections.abc import Iterable, Iterator
 from functools import cached_property
@@ -24,6 +26,7 @@ LOADED = ("file", "hub")  # kinds of a tokenizer.json of others
 UNKNOWN = "<|unknown|>"  # of kind "char" only
 MIN_BPE_VOCAB_SIZE = 256 + 1  # every byte, and end-of-text
 MAX_IDS = 1 << 21
+MAX_GROWTH, REPLACEMENTS = 1000, ("content", "prepend")  # of a text; keys of tokenizer.json
 CHECKED_BYTES = 1 << 20  # of the text, for a tokenizer of others: bits per byte count the bytes of the text
 SHOWN = 20  # characters
 AUTO_VOCAB_SIZE, BYTES_PER_MERGE = 4096, 512  # without a chosen size
@@ -177,15 +180,26 @@ def load_tokenizer(content: str) -> Tokenizer:
     """The tokenizer of a tokenizer.json.
 
     Raises:
-        ValueError: it cannot be read, or has no tokens; one line.
+        ValueError: it cannot be read, or has no tokens, or makes a text much longer; one line.
     """
     with library_errors():
         tokenizer = Tokenizer.from_str(content)
     if not tokenizer.get_vocab():
         raise ValueError("the tokenizer has no tokens; use another one")
+    values = json.loads(content)
+    if growth([values.get(name) for name in ("normalizer", "pre_tokenizer", "decoder")]) > MAX_GROWTH:
+        raise ValueError(f"the tokenizer can make a text over {MAX_GROWTH} times as long; use another one")
     tokenizer.no_truncation()  # settings of a downloaded tokenizer; both would change the text
     tokenizer.no_padding()
     return tokenizer
+
+
+def growth(part: Any) -> int:
+    """How many times as long a part of a tokenizer.json can make a text: the product of its replacements' lengths."""
+    if isinstance(part, list):
+        return math.prod(map(growth, part))
+    values = part.items() if isinstance(part, dict) else ()
+    return math.prod(max(len(x), 1) if key in REPLACEMENTS and isinstance(x, str) else growth(x) for key, x in values)
 
 
 @contextlib.contextmanager

@@ -84,9 +84,7 @@ class Checkpoint:
             if absent := {field.name for field in fields(GPTConfig)} - config.keys():
                 raise ValueError(f"it has no model.{min(absent)}, so another version of Tril wrote it; train again")
             entry = state["tril"] | {"config": GPTConfig(**config)}
-            check_dense(weights)
-            if len(weights) < entry["config"].n_layers:  # before thousands of blocks are built
-                raise ValueError(f"model.n_layers={entry['config'].n_layers} needs more than {len(weights)} weights")
+            check_weights(entry["config"], weights)
             return cls(**entry, weights=weights, step=state.get("global_step"), path=path)
 
     def entry(self) -> dict[str, Any]:
@@ -109,6 +107,7 @@ class Checkpoint:
         Raises:
             ValueError: names or shapes that are not those of the model.
         """
+        check_weights(self.config, self.weights)
         weights = dict(self.weights)
         if self.config.tie_embeddings:  # the head is the embedding
             weights.pop("head.weight", None)
@@ -128,11 +127,14 @@ class Checkpoint:
         return model
 
 
-def check_dense(weights: Mapping[str, Any]) -> None:
-    """Raises ValueError for what is no plain tensor: sparse, quantized or nested, without data, or of repeated data.
+def check_weights(config: GPTConfig, weights: Mapping[str, Any]) -> None:
+    """Raises ValueError for weights that are too few for the layers, or for what is no plain tensor: sparse, quantized
+    or nested, without data, or of repeated data.
 
     A file of some bytes can say that a tensor repeats one number 2^40 times, or has no data.
     """
+    if len(weights) < config.n_layers:  # before thousands of blocks are built
+        raise ValueError(f"model.n_layers={config.n_layers} needs more than {len(weights)} weights")
     for name, x in weights.items():
         is_plain = isinstance(x, Tensor) and x.layout is torch.strided and not x.is_nested and not x.is_quantized
         if is_plain and x.is_floating_point():

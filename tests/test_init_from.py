@@ -75,9 +75,14 @@ def test_a_run_takes_over_model_and_tokenizer_records_it_and_then_needs_no_sourc
     folder.rename(moved := tmp_path / "moved")
     run("train", "resume=moved", "trainer.max_steps=4", cwd=tmp_path).succeeded()
     assert entry_of(moved)["lineage"] == entry["lineage"] and summary(moved)["init_from"] == str(source)
-    train(f"init_from={moved / 'checkpoints/last.ckpt'}")
+    content = torch.load(last := moved / "checkpoints/last.ckpt", weights_only=True)
+    content["tril"]["lineage"]["source"] = "\x1b[2J"  # of somebody else
+    torch.save(content, last)
+    again = run("train", "resume=moved", "trainer.max_steps=5", cwd=tmp_path).succeeded()
+    assert "\\x1b[2J" in again.stdout and "\x1b" not in again.stdout
+    train(f"init_from={last}")
     lineage = entry_of(folder)["lineage"]
-    assert (lineage["source"], lineage["step"]) == (str(moved / "checkpoints/last.ckpt"), 4)
+    assert (lineage["source"], lineage["step"]) == (str(last), 5)
 
 
 @pytest.mark.parametrize(("settings", "named"), REFUSED)

@@ -71,10 +71,10 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     """The tensors of all safetensors files of a folder, which are mapped into memory and not read yet.
 
     Raises:
-        OSError: there is no file, or one cannot be read.
+        OSError: there is no file.
+        ValueError: one cannot be read.
     """
     try:
-        from safetensors import SafetensorError
         from safetensors.torch import load_file
     except ImportError as error:
         raise ValueError('weights of Hugging Face need the library safetensors; pip install -e ".[hf]"') from error
@@ -84,10 +84,8 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
         raise FileNotFoundError(f"{folder} has no {WEIGHTS} ({cause}); save it again with save_pretrained")
     tensors: dict[str, Tensor] = {}
     for file in files:
-        try:
+        with reading(file):
             tensors |= load_file(file)
-        except SafetensorError as error:  # which is no OSError
-            raise OSError(one_line(f"{file} cannot be read: {error}; copy it again")) from error
     return tensors
 
 

@@ -14,7 +14,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models
 from torch import Tensor
 
-from tril.model.checkpoint import Checkpoint, check_dense, load_plain, named
+from tril.model.checkpoint import Checkpoint, check_weights, load_plain, named
 from tril.model.generation.language_model import EOT
 from tril.model.interop.architectures import EMBED, HEAD, NANOGPT, read_config, read_weights
 
@@ -43,7 +43,7 @@ def read_nanogpt(path: Path, tokenizer: tuple[Tokenizer, str] | None = None) -> 
             raise ValueError(f"{wrong[0]} of model_args is a tensor; use another file")
         config = read_config(NANOGPT, arguments)
         tensors = {str(name).removeprefix(COMPILED): tensor for name, tensor in weights.items()}
-        check_dense(tensors)
+        check_weights(config, tensors)
         state = read_weights(NANOGPT, config, tensors)
         if tokenizer is None:
             meta = find_meta(path, content.get("config"))

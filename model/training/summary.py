@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from lightning import Trainer
 
+from tril.data.settings import printable
 from tril.model.atomic_files import write_json, write_picture
 from tril.model.checkpoint import code_sha256
 from tril.model.formats import clock, engineering, figures, plural, shell_command
@@ -115,7 +116,7 @@ def show(summary: Mapping[str, Any]) -> str:
         "note": windows and f"on {windows}, so do not compare with other runs (trainer.limit_val_batches)",
         "training": f"{spent}; {clock(summary['seconds'])} with validation and start",
         "causality": summary["causality"],
-        "init from": summary["init_from"],
+        "init from": summary["init_from"] and printable(summary["init_from"]),  # of somebody's checkpoint
         "stopped": summary["stopped_early"],
         "folder": f"{folder}: summary.json has all figures, loss.png the curve",
         "next": f"\n{' ' * 14}".join([f'{sample} prompt="..."', *others]),

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from tril.data.cache import NO_SPACE
-from tril.data.settings import explain, printable
+from tril.data.settings import explain, one_line, printable
 from tril.model.formats import wrapped
 from tril.model.runs import CHECKPOINTS, SETTINGS, SWEEP
 from tril.model.training.settings import Stopped, UserError
@@ -50,6 +50,8 @@ def exit_with_one_line() -> Iterator[None]:
         if stopped.code:  # 0 in ranks other than 0
             print(stopped.text, file=sys.stderr)
         raise
+    except MemoryError as error:  # numpy and the reader of safetensors raise it for sizes that a file says
+        fail(f"this machine has too little memory ({one_line(error)}); make the model, the batch or the file smaller")
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)

@@ -71,6 +71,11 @@ def test_a_tokenizer_that_lacks_tokens_or_has_huge_ids_is_an_error(loaded, tmp_p
     assert f"data.tokenizer.path={config.path}" in error_of(lambda: build(config, ["b"]))
 
 
+def test_a_tokenizer_that_makes_a_text_much_longer_is_an_error_before_it_is_used(loaded):
+    long = normalizers.Sequence([normalizers.Replace("e", "e" * 1000)] * 3)
+    assert "1000 times" in error_of(lambda: build(loaded(lambda each: setattr(each, "normalizer", long)), ["e" * 1000]))
+
+
 def test_a_tokenizer_without_the_end_of_text_is_an_error_with_its_special_tokens(loaded):
     add = lambda tokenizer: tokenizer.add_special_tokens(["</s>", "<pad>"])  # noqa: E731
     message = error_of(lambda: build(loaded(add, eot="<eos>")))
