@@ -139,6 +139,13 @@ def test_an_archive_that_hides_an_array_is_damaged(tmp_path):
         read_arrays(path)
 
 
+@pytest.mark.parametrize(("shape", "kind"), [((10**10, 0), "f8"), ((10**10,), "V0")], ids=str)
+def test_an_array_of_many_elements_without_bytes_is_damaged(shape, kind, tmp_path):
+    np.savez(path := tmp_path / "a.npz", a=np.empty(shape, kind))
+    with pytest.raises(ValueError, match=r"a.npz is damaged .*10000000000"):
+        read_arrays(path)
+
+
 NAMED = [(None, "a.txt"), (".a.txt.12.part", "a.txt"), ("b.txt", "b.txt")]  # by the system -> by the error
 
 
