@@ -112,7 +112,6 @@ def command(
         @functools.wraps(task)
         def main() -> object:
             gc.set_threshold(COLLECTION_THRESHOLD)
-            console.raise_at_interrupt()
             flags = {*sys.argv[1:]} & (HELP | GRID)
             words = [word for word in sys.argv[1:] if word not in flags]
             with exit_with_one_line():
@@ -124,9 +123,12 @@ def command(
                     text, keys, every = task.__globals__["__doc__"], own.__pydantic_fields__, "--help=all" in flags
                     return print(help_text(text, settings, keys, composed.settings, composed.choices, every=every))
                 if GRID & flags:
+                    console.raise_at_interrupt()
                     return start_grid(name, grid, words)
                 composed = compose(name, words)
-                return task(composed.own(own), composed)
+                chosen = composed.own(own)
+                console.raise_at_interrupt()  # not before: OmegaConf makes another exception of it
+                return task(chosen, composed)
 
         return main
 

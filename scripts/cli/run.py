@@ -61,7 +61,7 @@ def quiet_ranks() -> None:
 
 
 def end_after(parent: int) -> None:
-    """Ends this process when its parent has. torch would wait for half an hour for a rank 0 that was killed early."""
+    """Ends this process when its parent has. torch waits for a rank 0 that was killed early for over half an hour."""
     while os.getppid() == parent:
         time.sleep(1)
     os._exit(1)

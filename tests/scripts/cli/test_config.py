@@ -2,6 +2,8 @@
 
 import copy
 import shlex
+import signal
+import sys
 from functools import reduce
 from operator import getitem
 
@@ -12,8 +14,9 @@ from tril.data.settings import flatten
 from tril.model.formats import shell_command
 from tril.model.training.hardware import Hardware
 from tril.scripts import heads, play, sample  # noqa: F401  which declare their settings
+from tril.scripts.cli import app, console
 from tril.scripts.cli.app import COMMANDS, compose
-from tril.scripts.cli.config import RunConfig
+from tril.scripts.cli.config import RunConfig, TrainCommand
 from tril.scripts.cli.errors import UserError
 
 TEXTS = ["def f(x): # [a, b]", "print(x", "a, b", "it's ${HOME} \\", " ", "{a: 1}", "5", "\\'", "a\tb", "", '="[$é\\.']
@@ -91,3 +94,17 @@ def test_the_text_decides_the_vocabulary_and_the_machine_the_precision():
     assert checked("model.vocab_size=320").complete(hardware, 300).model.vocab_size == 320
     with pytest.raises(ValueError, match="model.vocab_size=256"):
         checked("model.vocab_size=256").complete(hardware, 300)
+
+
+def test_ctrl_c_raises_no_exception_while_the_settings_are_composed(monkeypatch):
+    """OmegaConf turns a KeyboardInterrupt into an UnboundLocalError."""
+    handlers, before = [], signal.getsignal(signal.SIGINT)
+    keep = lambda *_: handlers.append(signal.getsignal(signal.SIGINT))  # noqa: E731
+    monkeypatch.setattr(app, "compose", lambda *words: keep() or compose(*words))
+    monkeypatch.setattr(sys, "argv", ["train.py", "seed=1"])
+    try:
+        console.end_at_interrupt()
+        app.command("train", TrainCommand)(keep)()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert handlers == [console._end_program, signal.default_int_handler]
