@@ -180,7 +180,7 @@ class SamplesConfig:
     prompt: str | None = setting(
         None, r"\n is a line end; null: one that suits the text; empty: start a new document", common=True, escapes=True
     )
-    max_new_tokens: Count = setting(64, "length of the sample")
+    max_new_tokens: int = setting(64, "length of the sample", ge=1, le=10**9)
     temperature: Finite = setting(0.8, "0: always the most probable token", ge=0, le=1e6)
     repetition_penalty: Finite | None = setting(None, "as in tril sample", gt=0)
 

@@ -73,6 +73,7 @@ REFUSED = [
     ("train model.dim=${{nothing}}", "nothing", "model.dim"),
     ("train seed=true", "seed=true", "integer"),
     ("train optim.lr=nan", "optim.lr=nan", ""),
+    ("train callbacks.samples.max_new_tokens=1000000000000", "callbacks.samples.max_new_tokens", " 1000000000\n"),
     ("train model.logit_softcap=1e-300", "model.logit_softcap=1e-300", "0.001"),
     ("train trainer.max_steps=1e-3", "trainer.max_steps", "integer"),
     ("train trainer.max_time=soon", "trainer.max_time=soon", "DD:HH:MM:SS"),

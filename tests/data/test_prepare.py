@@ -61,6 +61,16 @@ def test_a_changed_byte_anywhere_in_the_cache_is_noticed(settings, caplog):
                 again = prepared(settings, **BYTE)
                 assert str(text.folder) in caplog.text, (name, position)
                 assert {path.name: path.read_bytes() for path in again.folder.iterdir()} == before
+    (text.folder / "meta.json").write_text("[1]")
+    assert prepared(settings, **BYTE).meta == text.meta
+
+
+@pytest.mark.parametrize("name", ["tokens.bin", "tokenizer.json", "meta.json"])
+def test_a_device_in_the_cache_is_not_read(settings, caplog, name):
+    folder = prepared(settings, **BYTE).folder
+    (folder / name).unlink()
+    (folder / name).symlink_to("/dev/zero")
+    assert (prepared(settings, **BYTE).folder / name).read_bytes() and f"{name} is no file" in caplog.text
 
 
 def test_a_process_waits_for_another_one_that_prepares_and_reads_what_it_wrote(settings, capsys, monkeypatch):
