@@ -49,10 +49,10 @@ def read_records(folder: Path) -> "DataFrame | None":
     if not path.is_file():
         return None
     with reading(path):
-        rows = pd.read_csv(path).astype({"step": int})
+        rows = pd.read_csv(path)
         if len(rows.columns) > MAX_COLUMNS:
             raise ValueError(f"it has {len(rows.columns)} columns")
-        table = rows.pivot(index="step", columns="head").astype(float)
+        table = rows.astype({"step": int}).pivot(index="step", columns="head").astype(float)
         return table.reindex(columns=rows["head"].unique(), level="head")  # as in the file: L2H0 before L10H0
 
 
