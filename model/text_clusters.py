@@ -80,7 +80,8 @@ class TextClusters:
         return {"documents": self.n_documents, "clusters": mean.n, "df": mean.df}
 
     def describe(self) -> str:
-        """What one observation is, and how many there are; the end of a sentence."""
+        """The observations as the end of a sentence: how many there are, and of which kind."""
         counts = self.counts()
-        only = "" if self.by_document else f", since {self.n_documents} documents are fewer than {MIN_DOCUMENTS}"
-        return f"{counts['clusters']} {self.unit}{only}, {counts['df']:.1f} degrees of freedom"
+        few = f"; intervals over documents need {MIN_DOCUMENTS}, and this text has {self.n_documents}"
+        only = "" if self.by_document else few
+        return f"{counts['clusters']} {self.unit} ({counts['df']:.1f} degrees of freedom{only})"

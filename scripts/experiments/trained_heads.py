@@ -81,10 +81,10 @@ def describe_model(path: Path, windows: int, prompt: str | None, seed: int, out:
         lines.append([row["head"], effect, row["verdict"], *(f"{row[name]:.3f}" for name in SCORES)])
     lines.append([UNIFORM, "", "", *(f"{uniform[name]:.3f}" for name in SCORES)])
     explained = (
-        f"Loss of the whole model: {ablation.loss:.4f} nats per token over {windows} windows. The table has the change "
-        f"of the loss without each head, the most important head first, with an interval over {clusters.describe()}. "
-        f"The intervals of all {len(heads)} heads hold together in 95%; more windows make them narrower. Then come "
-        f"the scores of its attention; induction is measured on {scores.induction_length} random tokens, repeated."
+        f"On {windows} windows, the whole model has a loss of {ablation.loss:.4f} nats per token. The table shows how "
+        f"much the loss rises without each head, with an interval over {clusters.describe()}. All {len(heads)} "
+        f"intervals hold together with 95% confidence; more windows make them narrower. The other columns score the "
+        f"attention of the head; the score of induction comes from {scores.induction_length} random tokens, repeated."
     )
     scope = f"{SCOPE} For averages over seeds:  {shell_command('heads', 'dir=SWEEP')}"
     parts = [in_words(heads, scores.uniform), explained, markdown_table(lines, (0, 2)), scope, f"{folder}: {files}"]
