@@ -115,8 +115,8 @@ def plan_time(
     steps = min(most, fit_steps(seconds, step_seconds, val_seconds, interval))
     if steps < MIN_STEPS or val_seconds > seconds / 2:
         needed = max(MIN_STEPS * step_seconds + val_seconds, 2 * val_seconds)
-        problem = f"minutes leaves {max(0, seconds):.0f} s, and {MIN_STEPS} steps with validation take {needed:.0f} s"
-        raise ValueError(f"{problem}; raise it, or lower the time of a validation with trainer.limit_val_batches")
+        problem = f"{MIN_STEPS} steps with a validation take {needed:.0f} s, and minutes leaves {max(0, seconds):.0f} s"
+        raise ValueError(f"{problem}; raise minutes, or shorten the validation with trainer.limit_val_batches")
     passes = steps * step_tokens / train_tokens
     if optim.kind == "muon" and not any(keeps(f"optim.{key}") for key in DECAYS):
         optim = replace(optim, **dict.fromkeys(DECAYS, suitable_decay(optim, steps, passes)))
