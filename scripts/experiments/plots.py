@@ -69,7 +69,7 @@ def plot_differences(sweep: Sweep, losses: Losses, comparisons: Mapping[str, Com
         style = VERDICTS.get(each.verdict, VERDICTS[UNCLEAR]) | {"ms": 7, "capsize": 4, "lw": 2, "label": each.verdict}
         axes.errorbar(each.difference.mean, -row, xerr=bar, ls="none", **style)
         seeds = losses.by_seed[labels.index(label)] - reference
-        axes.plot(seeds, np.where(np.isfinite(seeds), -row - 0.2, np.nan), "|", ms=5, color="0.4")
+        axes.plot(seeds, np.where(np.isfinite(seeds), -row - 0.2, np.nan), "|", ms=5, color="0.4", label="one run")
     axes.axvline(0, color="black", lw=1, zorder=0)
     axes.set_yticks([-row for row in range(len(names))], names)
     axes.set(ylim=(0.5 - len(names), 0.5))
