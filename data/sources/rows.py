@@ -27,46 +27,15 @@ OPENERS = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}  
 COMPRESSED = (".gz", ".bz2", ".xz")
 UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 FIRST_LINE = 1 << 20  # characters that are read to see whether a file has JSON lines
-CHUNK, MAX_LINE = 1 << 20, 1 << 27  # characters
-MAX_RATIO, ALWAYS_READ = (
-    100,
-    1 << 28,
-)  # of unpacked to packed bytes, which text hardly has; bytes before it is looked at
 SHOWN_FIELDS = 20
 # What readers raise for content: UnicodeDecodeError and most errors of json and pyarrow are ValueErrors
 DAMAGE = (ValueError, RecursionError, csv.Error, EOFError, zlib.error, lzma.LZMAError, OSError)
 
-csv.field_size_limit(MAX_LINE)  # Python's 131,072 are less than a book has
+csv.field_size_limit(1 << 27)  # characters of a field; Python's 131,072 are less than a book has
 
 
 class UnreadableError(ValueError):
     """A file or a row that is no text. In a folder, Tril leaves out the files that begin with such."""
-
-
-class Unpacked(io.RawIOBase):
-    """The content of a compressed file, up to a size that no text has: 8 MB can hold 8 GB of one letter."""
-
-    def __init__(self, file: Any, packed: int) -> None:
-        self.file, self.limit = file, max(MAX_RATIO * packed, ALWAYS_READ)
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        return self.file.seek(offset, whence)
-
-    def readinto(self, buffer: Any) -> int:
-        n = self.file.readinto(buffer)
-        if self.file.tell() > self.limit:
-            raise UnreadableError(f"it unpacks to more than {self.limit:,} bytes, {MAX_RATIO} times its size")
-        return n
-
-    def close(self) -> None:
-        self.file.close()
-        super().close()
 
 
 class Lines(Iterator[str]):
@@ -87,18 +56,12 @@ class Lines(Iterator[str]):
             start = file.read(8)
         opener = next((opener for magic, opener in OPENERS.items() if start.startswith(magic)), open)
         content: Any = opener(self.path, "rb")
-        if opener is not open:
-            content = io.BufferedReader(Unpacked(content, self.path.stat().st_size))
         encoding = "utf-16" if content.peek(2)[:2] in UTF16 else "utf-8-sig"
         return io.TextIOWrapper(content, encoding=encoding, newline="")
 
     def __next__(self) -> str:
-        line = self.file.readline(MAX_LINE)
-        if not line:
-            raise StopIteration
+        line = next(self.file)
         self.number += 1
-        if len(line) == MAX_LINE:
-            raise UnreadableError(f"it has {MAX_LINE:,} characters or more")
         return line
 
 
@@ -125,8 +88,8 @@ def read_documents(name: str, path: Path, text_field: str) -> Iterator[Document]
         if isinstance(error, OSError) and error.errno is not None:  # of content, it has no number
             raise
         place = f", line {lines.number}" if lines.number else f", row {number}" if number else ""
-        remedy = "correct it, convert it to UTF-8, or leave it out"
-        raise UnreadableError(f"cannot read {printable(path)}{place}: {printable(error)}; {remedy}") from error
+        remedy = "" if isinstance(error, UnreadableError) else "; correct it, convert it to UTF-8, or leave it out"
+        raise UnreadableError(f"cannot read {printable(path)}{place}: {printable(error)}{remedy}") from error
 
 
 def table_reader(path: Path) -> Callable[[Lines], Iterator[Any]] | None:
@@ -143,12 +106,10 @@ def table_reader(path: Path) -> Callable[[Lines], Iterator[Any]] | None:
 
 def read_text(lines: Lines) -> str:
     """All lines as one text."""
-    texts = list[str]()
-    while text := lines.file.read(CHUNK):  # a file can be terabytes of zeros that take no place on the disk
-        if "\0" in text:
-            raise UnreadableError("it has a zero byte, as binary files have")
-        texts.append(text)
-    return "".join(texts)
+    text = lines.file.read()
+    if "\0" in text:
+        raise UnreadableError("it has a zero byte, as binary files have; leave it out")
+    return text
 
 
 def json_lines(lines: Lines) -> Iterator[Any]:
@@ -169,7 +130,7 @@ def csv_rows(lines: Lines) -> Iterator[dict]:
     first = next(lines, "")
     for row in csv.DictReader(chain([first], lines), delimiter=max(",;\t", key=first.count), strict=True):
         if None in row or None in row.values():  # as the reader marks more or fewer fields
-            raise UnreadableError("the row has another number of fields than the header")
+            raise UnreadableError("the row has another number of fields than the header; correct it")
         yield row
 
 
@@ -194,6 +155,7 @@ def text_of_row(row: Any, text_field: str) -> str:
     fields = row if isinstance(row, dict) else {text_field: row} if isinstance(row, str) else {}
     text = fields.get(text_field, ...)
     if not isinstance(text, str | None):
-        names = ", ".join(map(str, list(fields)[:SHOWN_FIELDS])) or "none"
-        raise UnreadableError(f"there is no text in data.text_field={text_field}; the fields are {names}")
+        names = ", ".join(map(str, list(fields)[:SHOWN_FIELDS]))
+        remedy = f"set it to one of {names}" if fields else "the row has no fields; correct it"
+        raise UnreadableError(f"there is no text in data.text_field={text_field}; {remedy}")
     return (text or "").encode("utf-8", "replace").decode()  # JSON can hold halves of surrogate pairs
