@@ -59,17 +59,12 @@ class PreparedText:
             ValueError: the folder is damaged or incomplete; the message names the file.
             OSError: a file is missing.
         """
-        if special := [
-            name for name in (META, TOKENIZER, TOKENS) if (folder / name).exists() > (folder / name).is_file()
-        ]:
-            raise ValueError(f"{special[0]} is no file")  # some devices do not end
         meta = json.loads((folder / META).read_bytes())
         meta = meta if isinstance(meta, dict) else {}
         if meta.pop("sha256", None) != sha256_of(meta) or meta["fingerprint"] != fingerprint:
             raise ValueError(f"{META} does not match its checksum")
         for name in (TOKENIZER, TOKENS):
-            size, digest = meta["files"][name]
-            if (folder / name).stat().st_size != size or sha256_of_file(folder / name) != digest:
+            if size_and_sha256(folder / name) != meta["files"][name]:
                 raise ValueError(f"{name} does not match its checksum")
         of_text = meta.pop("sources")[""]
         tokenizer = load_tokenizer((folder / TOKENIZER).read_text(encoding="utf-8"))

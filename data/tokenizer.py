@@ -6,8 +6,6 @@ the saved JSON.
 """
 
 import contextlib
-import json
-import math
 import os
 from collections.abc import Iterable, Iterator
 from functools import cached_property
@@ -25,8 +23,6 @@ from tril.data.settings import one_line, setting, strict_settings
 LOADED = ("file", "hub")  # kinds of a tokenizer.json of others
 UNKNOWN = "<|unknown|>"  # of kind "char" only
 MIN_BPE_VOCAB_SIZE = 256 + 1  # every byte, and end-of-text
-MAX_IDS = 1 << 21
-MAX_GROWTH, REPLACEMENTS = 1000, ("content", "prepend")  # of a text; keys of tokenizer.json
 CHECKED_BYTES = 1 << 20  # of the text, for a tokenizer of others: bits per byte count the bytes of the text
 SHOWN = 20  # characters
 AUTO_VOCAB_SIZE, BYTES_PER_MERGE = 4096, 512  # without a chosen size
@@ -39,7 +35,7 @@ class TokenizerConfig:
     """
 
     kind: Literal["bpe", "char", "byte", "file", "hub"] = setting("bpe", "bpe | char | byte | file | hub", common=True)
-    vocab_size: Annotated[int, Field(ge=MIN_BPE_VOCAB_SIZE, le=MAX_IDS)] | None = setting(
+    vocab_size: Annotated[int, Field(ge=MIN_BPE_VOCAB_SIZE, le=1 << 21)] | None = setting(
         None,
         "tokens; null: 256, and one for each 512 bytes of the training text, at most 4096",
         common=True,
@@ -149,10 +145,6 @@ def load_checked(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
     tokenizer.encode_special_tokens = True
-    if n_ids(tokenizer) > MAX_IDS:  # the embedding has a row for each id
-        raise ValueError(
-            f"{name} has {n_ids(tokenizer):,} ids with its gaps, and the limit is {MAX_IDS:,}; use another one"
-        )
     if tokenizer.token_to_id(config.eot) is None:
         special = [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special]
         raise ValueError(f"{name} has no data.tokenizer.eot={config.eot}; choose one of {' '.join(special) or 'none'}")
@@ -180,26 +172,13 @@ def load_tokenizer(content: str) -> Tokenizer:
     """The tokenizer of a tokenizer.json.
 
     Raises:
-        ValueError: it cannot be read, or has no tokens, or makes a text much longer; one line.
+        ValueError: it cannot be read; one line.
     """
     with library_errors():
         tokenizer = Tokenizer.from_str(content)
-    if not tokenizer.get_vocab():
-        raise ValueError("the tokenizer has no tokens; use another one")
-    values = json.loads(content)
-    if growth([values.get(name) for name in ("normalizer", "pre_tokenizer", "decoder")]) > MAX_GROWTH:
-        raise ValueError(f"the tokenizer can make a text over {MAX_GROWTH} times as long; use another one")
     tokenizer.no_truncation()  # settings of a downloaded tokenizer; both would change the text
     tokenizer.no_padding()
     return tokenizer
-
-
-def growth(part: Any) -> int:
-    """How many times as long a part of a tokenizer.json can make a text: the product of its replacements' lengths."""
-    if isinstance(part, list):
-        return math.prod(map(growth, part))
-    values = part.items() if isinstance(part, dict) else ()
-    return math.prod(max(len(x), 1) if key in REPLACEMENTS and isinstance(x, str) else growth(x) for key, x in values)
 
 
 @contextlib.contextmanager

@@ -15,7 +15,6 @@ from tril.model.checkpoint import read_state, save
 from tril.model.generation.language_model import LanguageModel
 from tril.model.interop.hf import download, is_hub_name, read_hf
 from tril.model.runs import load
-from tril.scripts.cli.init_from import keep_tokenizer
 
 # Without keys of the model and the tokenizer, which are the source's
 RUN = [setting for setting in BARE if not setting.startswith(("model.", "data.tokenizer."))]
@@ -148,12 +147,3 @@ def test_names_of_the_hub_and_folders(tmp_path, monkeypatch):
     assert not any(map(is_hub_name, others))
     (tmp_path / "org" / "name").mkdir(parents=True)
     assert not is_hub_name("org/name") and is_hub_name("org/name@main")
-
-
-def test_a_tokenizer_is_not_kept_through_a_link(tmp_path, monkeypatch):
-    monkeypatch.setenv("TRIL_CACHE", str(tmp_path))
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "taken_over").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(OSError, match="taken_over is a link"):
-        keep_tokenizer("{}")
-    assert not [*(tmp_path / "elsewhere").iterdir()]

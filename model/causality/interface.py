@@ -25,8 +25,6 @@ CACHE = re.compile("cache|past|state")  # an argument that holds earlier keys an
 PROBE = (2, 7)  # rows and positions of the call that shows which outputs have positions: no usual layout has 7
 MAX_LENGTH = 1024  # of the context that a config names, which may be more than the memory holds
 HF_LENGTH = 256  # longest input of a model of `transformers`
-MAX_LAYERS = 10_000  # as of Tril's models; 10^9 fill the memory before there is a model
-LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 CONTEXTS = ("context_length", "max_position_embeddings", "n_positions", "block_size", "max_seq_len", "seq_length")
 
 
@@ -267,9 +265,6 @@ def hf_model(name: str, *, device: str = "cpu") -> Model:
         import transformers
 
         quiet()
-        values, _ = transformers.PretrainedConfig.get_config_dict(name)
-        if wrong := [key for key in LAYERS if isinstance(n := values.get(key), int) and n > MAX_LAYERS]:
-            raise ValueError(f"{wrong[0]}={values[wrong[0]]} must be at most {MAX_LAYERS}")
         config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)  # None asks on the terminal
         model: Any
         with torch.random.fork_rng([]):

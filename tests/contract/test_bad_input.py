@@ -19,7 +19,6 @@ from filelock import FileLock
 from tests.contract.harness import COMMANDS, ROOT, run, summary, unchanged
 
 FILES = {"text.txt": b"some text\n" * 200, "short.txt": b"hi", "latin1.txt": "é\n".encode("latin1") * 200}
-FILES["layers.json"] = b'{"model_type": "mamba", "num_hidden_layers": 1000000000}'
 STEPS = ("trainer.max_steps=10", "~callbacks.causality")  # two more than those of `trained`
 
 
@@ -191,7 +190,6 @@ REFUSED = [
     ("certify call=not_there:f vocab_size=3 context_length=4", "not_there:f", ""),
     ("certify model=nano budget_seconds=-1", "budget_seconds=-1", "0"),
     ("certify hf={files}/text.txt", "text.txt", ""),
-    ("certify hf={files}/layers.json", "num_hidden_layers=1000000000", "10000"),
     ("certify", "ckpt=latest", "model=nano"),
     ("certify model.pos=learned model.rope_base=5", "model.rope_base=5", "model.pos=rope"),
     ("report dir={run}", "single run", "dir="),

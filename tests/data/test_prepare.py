@@ -65,14 +65,6 @@ def test_a_changed_byte_anywhere_in_the_cache_is_noticed(settings, caplog):
     assert prepared(settings, **BYTE).meta == text.meta
 
 
-@pytest.mark.parametrize("name", ["tokens.bin", "tokenizer.json", "meta.json"])
-def test_a_device_in_the_cache_is_not_read(settings, caplog, name):
-    folder = prepared(settings, **BYTE).folder
-    (folder / name).unlink()
-    (folder / name).symlink_to("/dev/zero")
-    assert (prepared(settings, **BYTE).folder / name).read_bytes() and f"{name} is no file" in caplog.text
-
-
 def test_a_process_waits_for_another_one_that_prepares_and_reads_what_it_wrote(settings, capsys, monkeypatch):
     folder = prepared(settings, **BYTE).folder
     other, printed = folder.rename(folder.with_name("other")), ""

@@ -63,17 +63,11 @@ def test_a_tokenizer_that_changes_the_text_is_an_error(loaded, normalizer):
     assert f"data.tokenizer.path={config.path}" in message
 
 
-@pytest.mark.parametrize("vocab", ['{"<|endoftext|>": 0}', '{"<|endoftext|>": 0, "a": 4000000000}'])
-def test_a_tokenizer_that_lacks_tokens_or_has_huge_ids_is_an_error(loaded, tmp_path, vocab):
+def test_a_tokenizer_that_fails_on_the_text_is_an_error(loaded, tmp_path):
     config = loaded()
-    model = f'{{"type": "WordLevel", "vocab": {vocab}, "unk_token": "none"}}'
+    model = '{"type": "WordLevel", "vocab": {"<|endoftext|>": 0}, "unk_token": "none"}'
     (tmp_path / "tokenizer.json").write_text(f'{{"version": "1.0", "added_tokens": [], "model": {model}}}')
     assert f"data.tokenizer.path={config.path}" in error_of(lambda: build(config, ["b"]))
-
-
-def test_a_tokenizer_that_makes_a_text_much_longer_is_an_error_before_it_is_used(loaded):
-    long = normalizers.Sequence([normalizers.Replace("e", "e" * 1000)] * 3)
-    assert "1000 times" in error_of(lambda: build(loaded(lambda each: setattr(each, "normalizer", long)), ["e" * 1000]))
 
 
 def test_a_tokenizer_without_the_end_of_text_is_an_error_with_its_special_tokens(loaded):
