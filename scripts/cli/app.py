@@ -276,6 +276,6 @@ def explain(error: Exception, command: Command) -> str:
         return f"{key} has no effect without {group}={option}; add that, or leave it out"
     if key in command.settings():  # of another text
         return f"{key} does not go with this {group}; choose another {group}, or leave it out"
-    if "common" in command.settings() and key in COMMANDS["train"].settings():  # of the referee
-        return f'{key} is a setting of train; write what changes as candidate="{key}=VALUE"'
+    if key in COMMANDS["train"].settings():
+        return f"{key} is a setting of tril train, and not of this command; --help lists its settings"
     return unknown_setting(key, command.settings(), command.groups)

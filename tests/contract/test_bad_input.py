@@ -198,7 +198,7 @@ REFUSED = [
     ("referee candidate=model.dim=64 budget=tomorrow", "budget=tomorrow", "60m"),
     ("referee candidate=model.n_heads=5", "model.n_heads=5", ""),
     ("referee margin=1", "candidate", "baseline"),
-    ("referee model.n_heads=8", "model.n_heads", 'candidate="model.n_heads='),
+    ("referee model.n_heads=8", "model.n_heads", "a setting of tril train"),
     ("sample ckpt=", "no checkpoint is named", "latest"),
     ("referee candidate=causality.allow_leak=true", "causality.allow_leak", ""),
     ("referee candidate=seed=1", "seed=1", ""),
