@@ -65,8 +65,7 @@ def read_nanogpt(path: Path, tokenizer: tuple[Tokenizer, str] | None = None) -> 
 def find_meta(path: Path, run: Any) -> Path:
     """The character table next to a checkpoint, or in data/DATASET of the folder above it. Raises ValueError."""
     dataset, folders = run.get("dataset") if isinstance(run, dict) else None, [path.parent]
-    is_name = isinstance(dataset, str) and 0 < len(dataset) < 256 and dataset.isprintable()
-    if is_name and dataset != ".." and Path(dataset).name == dataset:  # within data/
+    if isinstance(dataset, str) and dataset not in ("", "..") and Path(dataset).name == dataset:  # within data/
         folders.append(path.absolute().parent.parent / "data" / dataset)
     for folder in folders:
         if (folder / META).is_file():
