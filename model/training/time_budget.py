@@ -30,7 +30,7 @@ from tril.model.training.settings import OptimConfig, TrainingConfig
 
 Config = TypeVar("Config", bound=TrainingConfig)
 SHAPES = ((2, 128, 2), (3, 160, 2), (4, 192, 2), (6, 384, 4), (8, 576, 6))  # n_layers, dim, n_heads; see docs/log.md
-# Of the blocks: with fewer, a smaller model, which reads more in the same time, has the lower loss.
+# Of the blocks: with fewer, a smaller model has the lower loss, if it reads more in the same time.
 TOKENS_PER_PARAMETER = 1.5
 MIN_TEXT = 0.2  # tokens per parameter that the text must offer in its passes
 # With more passes over a text, models memorize it: their validation loss rises. But short runs need some steps.
@@ -107,7 +107,7 @@ def plan_time(
         validations = min(max(1, int(VALIDATION_SHARE * seconds / val_seconds)), MAX_VALIDATIONS)
         possible = int((seconds - validations * val_seconds) / step_seconds)
         needed = gpt.n_parameters(embeddings=False) / step_tokens
-        if possible >= TOKENS_PER_PARAMETER * needed and most >= MIN_TEXT * needed:
+        if possible >= min(most, TOKENS_PER_PARAMETER * needed) and most >= MIN_TEXT * needed:
             break
     interval = config.trainer.val_check_interval
     if not keeps("trainer.val_check_interval"):  # up to a tenth more steps in the second plan add no validation

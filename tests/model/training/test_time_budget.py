@@ -88,6 +88,7 @@ def test_a_small_text_is_not_read_too_often_and_the_weights_decay_by_its_passes(
     assert small.steps == small.most == 4 * 400_000 // 2048 and tiny.steps == 200
     layers = [plan(360_000, train_tokens=n).model.n_layers for n in (10**9, 600_000, 34_000, 1_000)]
     assert layers == [8, 6, 4, 4]  # with at least 0.2 tokens per parameter of the blocks in four passes or 200 steps
+    assert [plan(180, train_tokens=n).model.n_layers for n in (10**9, 34_000)] == [3, 4]  # all passes fit in the time
     assert plan(3600, kept=("optim.muon_weight_decay",), train_tokens=34_000).optim == RUN.optim
     assert plan(3600, optim=OptimConfig(kind="adamw"), train_tokens=34_000).optim.weight_decay == 0
 
