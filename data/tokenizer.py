@@ -18,7 +18,7 @@ from pydantic.dataclasses import dataclass
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from tril.data.cache import sha256_of_file
-from tril.data.settings import one_line, setting, strict_settings
+from tril.data.settings import one_line, printable, setting, strict_settings
 
 LOADED = ("file", "hub")  # kinds of a tokenizer.json of others
 UNKNOWN = "<|unknown|>"  # of kind "char" only
@@ -146,8 +146,8 @@ def load_checked(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
         raise ValueError(f"{name}: {error}") from error
     tokenizer.encode_special_tokens = True
     if tokenizer.token_to_id(config.eot) is None:
-        special = [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special]
-        raise ValueError(f"{name} has no data.tokenizer.eot={config.eot}; choose one of {' '.join(special) or 'none'}")
+        shown = " ".join(printable(x.content) for x in tokenizer.get_added_tokens_decoder().values() if x.special)
+        raise ValueError(f"{name} has no data.tokenizer.eot={config.eot}; choose one of {shown or 'none'}")
     for text in first_bytes(texts, CHECKED_BYTES):
         with library_errors(f"{name}: "):
             ids = tokenizer.encode(text, add_special_tokens=False).ids

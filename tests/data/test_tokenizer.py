@@ -71,9 +71,9 @@ def test_a_tokenizer_that_fails_on_the_text_is_an_error(loaded, tmp_path):
 
 
 def test_a_tokenizer_without_the_end_of_text_is_an_error_with_its_special_tokens(loaded):
-    add = lambda tokenizer: tokenizer.add_special_tokens(["</s>", "<pad>"])  # noqa: E731
+    add = lambda tokenizer: tokenizer.add_special_tokens(["</s>", "<pad>", "\x1b[2J"])  # noqa: E731
     message = error_of(lambda: build(loaded(add, eot="<eos>")))
-    assert "data.tokenizer.eot=<eos>" in message and "</s> <pad>" in message
+    assert "data.tokenizer.eot=<eos>" in message and "</s> <pad> \\x1b[2J" in message
     assert build(loaded(add, eot="</s>")).token_to_id("</s>") is not None
 
 
