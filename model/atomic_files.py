@@ -1,7 +1,6 @@
 """Files that are replaced as a whole, JSON without NaN, and files of somebody else, which may be damaged."""
 
 import contextlib
-import io
 import json
 import math
 import os
@@ -69,9 +68,8 @@ def write_json(path: str | Path, value) -> None:
 
 def write_picture(path: str | Path, figure: "Figure", dpi: int) -> None:
     """Writes a PNG atomically. A link at `path` is replaced."""
-    figure.savefig(content := io.BytesIO(), dpi=dpi, format="png")
     with atomic_path(path) as part:
-        part.write_bytes(content.getvalue())
+        figure.savefig(part, dpi=dpi, format="png")
 
 
 def without_nan(value):
