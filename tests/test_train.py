@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from matplotlib.figure import Figure
 from PIL import Image
 
 from tests.contract.harness import BARE, TINY, interrupted, merged, metrics, run, summary
@@ -255,7 +254,7 @@ def test_wandb_has_the_curves_of_metrics_csv_and_the_samples(parts, text, tmp_pa
 
 def test_the_legend_of_the_loss_covers_no_curve(tmp_path, monkeypatch):
     drawn, row = [], {"val/loss": 3.0, "val/bpb": 1.2}
-    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    monkeypatch.setattr("tril.model.training.summary.write_picture", lambda path, figure, dpi: drawn.append(figure))
     rows = [{"step": step, "train/loss": 3 + step % 2} | row for step in range(1, 4)]
     run = SimpleNamespace(rows=lambda name: rows, best=lambda: row, val_windows=None)
     plot_losses(tmp_path / "loss.png", run, "a title", initial=5.5)
