@@ -21,6 +21,8 @@ Head = tuple[int, int]  # layer, head
 HEAD_SCORES, HEAD_MAPS = "heads.csv", "head_maps.npz"
 UNIFORM = "uniform"  # the head with uniform weights, the reference of the scores
 COPY_LOSSES = ("first_copy_loss", "second_copy_loss")  # of repeated random sequences, see `HeadScores.copy_losses`
+MAP_TOKENS = 48  # of the start of the validation part
+REPEATED_TOKENS = 16  # of these follow once more, so that a head that continues repeated text shows
 MAX_MAP_BYTES = 2_000_000  # of the compressed maps of a run
 MAX_WEIGHTS = 1 << 28  # of all maps of a file, which zlib can compress to a thousandth
 
@@ -51,6 +53,12 @@ def read_records(folder: Path) -> "DataFrame | None":
         rows = pd.read_csv(path).astype({"step": int})
         table = rows.pivot(index="step", columns="head").astype(float)
         return table.reindex(columns=rows["head"].unique(), level="head")  # as in the file: L2H0 before L10H0
+
+
+def map_text(tokens: Sequence[int], limit: int) -> list[int]:
+    """The text of attention maps, at most `limit` tokens: the start of `tokens`, whose own start follows again."""
+    start = list(tokens[: min(MAP_TOKENS, limit)])
+    return [*start, *start[: min(REPEATED_TOKENS, limit - len(start))]]
 
 
 def compress_maps(maps: np.ndarray) -> np.ndarray:

@@ -4,7 +4,6 @@ Letters: L layers, H heads, T tokens.
 """
 
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +20,16 @@ from tril.model.heads.ablation import ablate, average, change_row, remove_in_tur
 from tril.model.heads.attention_maps import TokenWindows, attention_maps
 from tril.model.heads.head_plots import plot_heads
 from tril.model.heads.page import write_page
-from tril.model.heads.records import COPY_LOSSES, HEAD_SCORES, UNIFORM, all_heads, head_name, read_maps, read_records
+from tril.model.heads.records import (
+    COPY_LOSSES,
+    HEAD_SCORES,
+    UNIFORM,
+    all_heads,
+    head_name,
+    map_text,
+    read_maps,
+    read_records,
+)
 from tril.model.heads.scores import SCORES, alphabet_of, in_words, score_heads
 from tril.model.intervals import spread
 from tril.model.masks import document_options
@@ -31,8 +39,6 @@ from tril.model.training.hardware import use_device
 from tril.scripts.cli.errors import UserError, check_writable, printed_too, user_errors, writable
 from tril.scripts.experiments.sweep import Run, read_sweep
 
-SHOWN_TOKENS = 48  # of the validation part, without a prompt: those of head_maps.npz
-REPEATED_TOKENS = 16  # of these follow once more, so that a head that continues repeated text shows
 N_NEXT_TOKENS = 10  # most probable next tokens on the page
 SCOPE = "This describes one trained model on one text, not its configuration: another seed gives other heads."
 EXPLAINED = (
@@ -105,7 +111,7 @@ def describe_model(path: Path, windows: int, prompt: str | None, seed: int, out:
                 name.replace("_", " "): (f"{SCORES[name]}; mean over the validation windows", values)
                 for name, values in scores.heads.items()
             },
-            earlier=earlier_maps(recorded, earlier, shown),
+            earlier=earlier if recorded == shown else {},
         )
 
 
@@ -137,23 +143,14 @@ def sample_windows(checkpoint: Checkpoint, n: int) -> tuple[TokenWindows, TextCl
 
 
 def prompt_ids(lm: LanguageModel, tokens: np.ndarray, prompt: str | None) -> list[int]:
-    """The ids of the text to show; by default, the start of the validation tokens, whose own start follows again."""
+    """The ids of the text to show; without a prompt, those that a run records, from its validation tokens."""
     limit = lm.config.context_length
     if prompt is None:
-        shown = tokens[: min(SHOWN_TOKENS, limit)].tolist()
-        return [*shown, *shown[: min(REPEATED_TOKENS, limit - len(shown))]]
+        return map_text(tokens[:limit].tolist(), limit)
     ids = lm.encode(prompt)
     if len(ids) > limit:
         raise ValueError(f"prompt has {len(ids)} tokens, more than the model's context_length={limit}; shorten it")
     return ids
-
-
-def earlier_maps(ids: list[int], maps: Mapping[int, np.ndarray], shown: list[int]) -> dict[int, np.ndarray]:
-    """The maps of earlier steps (L, H, T, T), if the text that is shown begins with theirs; 0 at its other tokens."""
-    if not ids or shown[: len(ids)] != ids:
-        return {}
-    more = (0, len(shown) - len(ids))
-    return {step: np.pad(codes, ((0, 0), (0, 0), more, more)) for step, codes in maps.items()}
 
 
 def next_tokens(lm: LanguageModel, ids: Tensor, options: dict[str, Tensor]) -> list[list[tuple[str, float]]]:

@@ -19,6 +19,7 @@ from tril.model.heads.records import (
     all_heads,
     compress_maps,
     head_name,
+    map_text,
     save_maps,
     thin_out,
 )
@@ -29,7 +30,6 @@ from tril.model.training.module import TrainingModule
 # What is measured at each recorded step: little, so that all of them take less than 1 % of the default run.
 WINDOWS, WINDOW_TOKENS = 2, 128  # of the validation part
 SEQUENCES, SEQUENCE_TOKENS = 4, 64  # random ones, each repeated once
-MAP_TOKENS = 48  # of the first validation window
 
 
 class HeadRecorder(Callback):
@@ -37,7 +37,7 @@ class HeadRecorder(Callback):
 
     heads.csv has a row for each of these steps and heads, and one for uniform weights: the scores of
     `tril.model.heads.scores`, and the losses of the two copies of repeated random sequences, which are those of the
-    step. head_maps.npz has attention maps of the start of the validation text, see `tril.model.heads.records`.
+    step. head_maps.npz has attention maps of a short text, see `tril.model.heads.records`.
 
     The state has the content of both files, so a resumed run has what its checkpoint had, and replaces the files with
     its first record. Neither weights nor random states change.
@@ -78,14 +78,15 @@ class HeadRecorder(Callback):
             return
         options = {"seed": 0, "n_repeats": SEQUENCES, "max_length": SEQUENCE_TOKENS}
         scores = score_heads(model, self.text, alphabet=self.alphabet, **options)
-        shown = self.text.ids[:1, :MAP_TOKENS].to(model.embed.weight.device)
-        maps = attention_maps(model, shown, **document_options(shown, self.text.document_eot))[:, 0]  # (L, H, T, T)
+        shown = map_text(self.text.ids[0].tolist(), model.config.context_length)
+        ids = torch.tensor([shown], device=model.embed.weight.device)  # (1, T)
+        maps = attention_maps(model, ids, **document_options(ids, self.text.document_eot))[:, 0]  # (L, H, T, T)
         lines = csv_text(rows_of(step, model.config, scores))
         self._lines += lines.partition("\n")[2] if self._lines else lines
         self._maps[step] = compress_maps(maps.float().cpu().numpy())
         thin_out(self._maps)
         write_text(self.folder / HEAD_SCORES, self._lines)
-        save_maps(self.folder, shown[0].tolist(), maps.shape, self._maps)
+        save_maps(self.folder, shown, maps.shape, self._maps)
 
     def state_dict(self) -> dict[str, Any]:
         maps = {step: torch.from_numpy(each) for step, each in self._maps.items()}
