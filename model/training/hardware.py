@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+import os
 import platform
 import re
 import sys
@@ -71,6 +72,22 @@ def compile_error(device: str) -> str | None:
     except Exception as error:  # of any step: a compiler may be missing, or there without its headers or OpenMP
         return one_line(error)
     return None
+
+
+def compiler_failure(error: Exception) -> str | None:
+    """What torch.compile says if it raised `error` or its cause, with a remedy; None: it raised neither.
+
+    A process that is killed while it compiles can leave an incomplete file in the cache, which no later one replaces
+    (https://github.com/pytorch/pytorch/issues/102539).
+    """
+    from torch._dynamo.exc import BackendCompilerFailed  # a second to import, where nothing is compiled
+
+    failed = next((each for each in (error, error.__cause__) if isinstance(each, BackendCompilerFailed)), None)
+    if failed is None:
+        return None
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "torchinductor_USER")  # which torch sets
+    remedy = f"remove {folder}, in which a killed process may have left half a file, or use compile=false"
+    return f"torch.compile fails ({one_line(failed.inner_exception)}); {remedy}"
 
 
 def keep_freed_memory() -> None:

@@ -20,6 +20,7 @@ from tril.model.training.callbacks.heads import HeadRecorder
 from tril.model.training.callbacks.metrics import Metrics, NonFiniteError
 from tril.model.training.callbacks.output import Progress, Samples
 from tril.model.training.checkpoints import CheckpointFiles, Checkpoints
+from tril.model.training.hardware import compiler_failure
 from tril.model.training.loggers import finished_loggers
 from tril.model.training.module import TrainingModule
 from tril.model.training.settings import TrainingConfig, UserError
@@ -110,7 +111,8 @@ def fit(trainer: Trainer, module: TrainingModule, checkpoint: Checkpoint | None)
 
     Raises:
         UserError: the model sees the future, a logger or a callback refuses its settings, a loss or a gradient is not
-            finite (the summary says so), a file of the run cannot be written, or the checkpoint does not fit the run.
+            finite (the summary says so), torch.compile fails, a file of the run cannot be written, or the checkpoint
+            does not fit the run.
         Stopped: a signal ended the run.
     """
     run, settings = Run(Path(trainer.default_root_dir)), unflatten(module.payload["settings"])
@@ -140,6 +142,8 @@ def fit(trainer: Trainer, module: TrainingModule, checkpoint: Checkpoint | None)
             remedy = f"continue with resume={run.folder}" if is_resumable(run.folder) else "start again"
             raise UserError(f"{one_line(str(error))}; mend the cause, such as a full disk, and {remedy}") from error
         except Exception as error:
+            if failure := compiler_failure(error):
+                raise UserError(failure) from error
             if checkpoint is None or trainer.global_step > (checkpoint.step or 0):
                 raise
             cause = f"{checkpoint.path} does not go on ({one_line(f'{type(error).__name__}: {error}')})"

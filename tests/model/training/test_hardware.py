@@ -5,6 +5,7 @@ import torch
 
 from tril.model.training import hardware, loggers
 from tril.model.training.hardware import Hardware, select_hardware
+from tril.model.training.settings import UserError
 from tril.model.training.summary import peak_memory_bytes
 
 
@@ -59,6 +60,19 @@ def test_auto_compiles_long_runs_on_a_cpu_with_a_compiler_that_works(works, flop
     monkeypatch.setattr(torch, "compile", lambda function: function if works else 1 // 0)
     monkeypatch.setattr(hardware, "compile_error", hardware.compile_error.__wrapped__)
     assert Hardware("cpu", "32-true", "auto", "", None).for_flops(flops).compile == compiled
+
+
+@pytest.mark.parametrize("first", ["certificate", "training"])
+def test_a_compiler_that_fails_is_one_line_that_names_its_cache(train_tiny, monkeypatch, first):
+    def broken(graph, _):
+        raise ImportError("x.so: file too short")
+
+    compiler = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function, **options: compiler(function, backend=broken))
+    monkeypatch.setattr(hardware, "compile_error", lambda device: None)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/compiled")
+    with pytest.raises(UserError, match="x.so: file too short.* /compiled.* compile=false"):
+        train_tiny("compile=regional", *["~callbacks.causality"] * (first == "training"))
 
 
 def test_the_memory_of_a_run_is_that_of_its_device(monkeypatch):
