@@ -84,8 +84,7 @@ class TrainingModule(LightningModule):
         inputs, targets = batch
         if self.compiles == GRAPHS:
             torch.compiler.cudagraph_mark_step_begin()
-        nll = self.model.nll if self.compiles == REGIONAL and not torch.is_grad_enabled() else self.nll
-        losses = nll(inputs, targets, **document_options(inputs, self.document_eot))
+        losses = self.nll(inputs, targets, **document_options(inputs, self.document_eot))
         return losses.clone() if self.compiles == GRAPHS else losses  # the next call overwrites what a graph returns
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:

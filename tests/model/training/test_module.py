@@ -79,6 +79,15 @@ def test_a_checkpoint_is_the_same_with_and_without_compilation(graphs, how):
         assert torch.equal(tensor, compiled["state_dict"][name]), name
 
 
+@pytest.mark.parametrize("how", [True, "regional"])
+def test_validation_runs_compiled_code(graphs, how):
+    lm = module(compile=how).eval()
+    lm._trainer = SimpleNamespace(num_val_batches=[1])
+    with torch.no_grad():
+        lm.validation_step(batches(1)[0], 0)
+    assert len(graphs) == 1
+
+
 def test_more_models_are_compiled_than_the_recompile_limit_allows(graphs):
     with torch._dynamo.config.patch(recompile_limit=1):
         for dim in (16, 24, 32):
