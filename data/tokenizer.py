@@ -214,13 +214,15 @@ def encode_prompt(tokenizer: Tokenizer, prompt: str) -> list[int]:
     """The ids of a prompt.
 
     Raises:
-        ValueError: it contains characters that the tokenizer does not know, or half a surrogate pair.
+        ValueError: it contains characters that the tokenizer does not know, or half a surrogate pair; or the tokenizer
+            cannot be used.
     """
     try:
         prompt.encode()
     except UnicodeEncodeError as error:  # the tokenizer would raise TypeError
         raise ValueError("the prompt has bytes that are not UTF-8 (surrogates); convert it to UTF-8") from error
-    encoding, unknown = tokenizer.encode(prompt, add_special_tokens=False), unknown_id(tokenizer)
+    with library_errors():
+        encoding, unknown = tokenizer.encode(prompt, add_special_tokens=False), unknown_id(tokenizer)
     spans = zip(encoding.ids, encoding.offsets, strict=True)
     if missing := sorted({prompt[start:end] for i, (start, end) in spans if i == unknown}):
         cause = f"the prompt has {', '.join(map(repr, missing))}, which the tokenizer does not know"

@@ -57,13 +57,13 @@ def resumed(source: str, composed: Composed) -> "tuple[RunConfig, Checkpoint]":
         for k, v in checkpoint.settings.items()
         if not any(is_given([k], key) or is_given([key], k) for key in given)
     }
-    settings = unflatten(kept | {k: v for k, v in flatten(composed.settings).items() if is_given(given, k)})
-    tokenizer = settings.get("data", {}).get("tokenizer", {})
-    if tokenizer.get("kind") == "file" and not Path(str(tokenizer.get("path"))).is_file():  # the checkpoint has it too
+    settings = kept | {k: v for k, v in flatten(composed.settings).items() if is_given(given, k)}
+    is_file, key = settings.get("data.tokenizer.kind") == "file", "data.tokenizer.path"
+    if is_file and not Path(str(settings.get(key))).is_file():  # the checkpoint has it too
         from tril.scripts.cli.init_from import keep_tokenizer
 
-        tokenizer["path"] = str(keep_tokenizer(checkpoint.tokenizer))
-    return RunConfig.of(settings, given), checkpoint
+        settings[key] = str(keep_tokenizer(checkpoint.tokenizer))
+    return RunConfig.of(unflatten(settings), given), checkpoint
 
 
 def check_text(checkpoint: "Checkpoint", fingerprint: str) -> None:
