@@ -117,11 +117,12 @@ def train_one(own: TrainCommand, composed: Composed, *, one_process: bool = Fals
             if checkpoint is not None:
                 check_text(checkpoint, data.meta["fingerprint"])
             if own.minutes is not None:
-                from tril.model.training.time_budget import STARTUP, plan_time
+                from tril.model.training.time_budget import PLANNED, STARTUP, plan_time
 
                 fixed = [*given, *(["model", "optim.weight_decay"] if lm else [])]  # settings that keep their values
                 keeps = lambda key: "experiment" in given or is_given(fixed, key)  # noqa: E731
-                config, planner = plan_time(config, data, end=started + 60 * own.minutes - STARTUP, keeps=keeps)
+                end = started + PLANNED * 60 * own.minutes - STARTUP
+                config, planner = plan_time(config, data, end=end, keeps=keeps)
             config = config.decide_compilation()
             torch.manual_seed(config.seed_for("initialisation"))
             model = GPT(config.model)

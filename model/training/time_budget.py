@@ -40,6 +40,7 @@ MAX_TOKENS = 2048  # in a timed step; larger batches are assumed to take as long
 VALIDATION_SHARE, MAX_VALIDATIONS = 0.1, 10  # of the time, for more than the last validation; and how many
 FORWARD = 1 / 3  # of the FLOPs of training
 BEFORE, AFTER = 1.5, 0.8  # seconds from the plan to the first step (the certificate), and after the last validation
+PLANNED = 0.98  # of the time: the speed of a machine varies
 STARTUP = 2.0  # seconds of the program before its clock starts: Python, imports and settings
 BESIDES = 0.8  # seconds of a validation besides those of its windows: trained weights certified, sample, heads
 MIN_STEPS = 20
