@@ -85,7 +85,7 @@ def compiler_failure(error: Exception) -> str | None:
     failed = next((each for each in (error, error.__cause__) if isinstance(each, BackendCompilerFailed)), None)
     if failed is None:
         return None
-    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "torchinductor_USER")  # which torch sets
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "torch's cache")  # torch sets it
     remedy = f"remove {folder}, in which a killed process may have left half a file, or use compile=false"
     return f"torch.compile fails ({one_line(failed.inner_exception)}); {remedy}"
 
