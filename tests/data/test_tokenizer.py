@@ -4,11 +4,11 @@ import random
 import time
 
 import pytest
-from tokenizers import normalizers
+from tokenizers import Tokenizer, models, normalizers
 
 from tests.data.test_text import error_of
 from tril.data import tokenizer as module
-from tril.data.tokenizer import UNKNOWN, TokenizerConfig, build
+from tril.data.tokenizer import UNKNOWN, TokenizerConfig, build, encode_prompt
 
 CORPUS = ["def f(x):\n    return x + 1\n", "the cat sat on the mat, the cat sat\n" * 20, "naïve café\r\n\ttabs\n"]
 HARD = [
@@ -107,6 +107,11 @@ def test_a_revision_of_the_hub_is_resolved_to_its_commit_and_downloaded_once(pub
     assert [method for method, path in server.requests if path.endswith("tokenizer.json")].count("GET") == 1
     hub("http://127.0.0.1:1")
     assert build(of_hub()).to_str() == published.to_str()  # a later start needs no network
+
+
+def test_a_tokenizer_that_cannot_encode_a_prompt_is_an_error_of_one_line():
+    without_unknown = Tokenizer(models.Unigram([("a", 0.0)]))
+    assert "the tokenizer cannot be used" in error_of(lambda: encode_prompt(without_unknown, "b"))
 
 
 @pytest.mark.parametrize("config", [of_hub(), of_hub("owner/other"), of_hub(revision="v9")])
